@@ -75,7 +75,7 @@ def data_files(table: Table, snapshot_id: int | None = None) -> Iterator[DataFil
     schema = table.schema() if snapshot is None or snapshot.schema_id is None else table.schemas()[snapshot.schema_id]
     wanted = [(field.field_id, field.name) for field in schema.fields]
     for one in found:
-        data = DataFile(one, vectors.get(one.path, DeletionVector({})))
+        data = DataFile(one, vectors.get(one.path, DeletionVector.of(())))
         check_columns(data, wanted)
         yield data
 

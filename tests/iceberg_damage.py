@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from iceberg_tables import open_whole
+
 from ags_fast.iceberg.commit import edit
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.reading import open_whole
-from ags_fast.iceberg.rewriting import Counts, entries, list_bytes, list_record, manifest_bytes
+from ags_fast.iceberg.rewriting import entries, list_bytes, list_record, manifest_bytes
 from ags_fast.iceberg.snapshots import begin_snapshot, with_snapshot
 from ags_fast.iceberg.writing import write_sealed
 
@@ -20,17 +21,17 @@ if TYPE_CHECKING:
 def relisted(table: Any, change: Callable[[Any, Any], Any], *, every: bool = False) -> None:
     """Commit a snapshot whose list has what `change` makes of the record of its first manifest, or of each."""
     io, head = table.io, table.current_snapshot()
-    session, inner = io.session, io.inner(head.manifest_list)
-    plain = open_whole(Known(head.manifest_list, 0, session.list_key(head.manifest_list)), inner)
+    inner = io.inner(head.manifest_list)
+    plain = open_whole(Known(head.manifest_list, 0, io.table.list_key(head.manifest_list)), inner)
     records = list(read_container(plain).records())
     n = len(records) if every else 1
     made = [*(change(table, record) for record in records[:n]), *records[n:]]
 
     def commit(raw: dict[str, Any]) -> dict[str, Any]:
         snapshot = begin_snapshot(raw, "replace", {})
-        data, added = list_bytes(read_container(plain), made, snapshot)
+        data, added = list_bytes(read_container(plain), made, snapshot, "deflate")
         written = write_sealed(f"{table.location()}/metadata/snap-{uuid.uuid4()}.avro", data, 16, inner)
-        return with_snapshot(raw, snapshot, written, added, session.kms)
+        return with_snapshot(raw, snapshot, written, added, io.table)
 
     edit(table, commit)
 
@@ -38,7 +39,7 @@ def relisted(table: Any, change: Callable[[Any, Any], Any], *, every: bool = Fal
 def plaintext_manifest(table: Any, record: Any) -> Any:
     """What Java 1.11's rewrite_manifests does: a manifest in plaintext."""
     io = table.io
-    known = io.session.known(record["manifest_path"])
+    known = io.table.known(record["manifest_path"])
     with io.inner(known.path).new_output(f"{table.location()}/metadata/plain.avro").create() as file:
         file.write(open_whole(known, io.inner(known.path)))
         path = f"{table.location()}/metadata/plain.avro"
@@ -49,7 +50,7 @@ def plaintext_manifest(table: Any, record: Any) -> Any:
 def lost_key(table: Any, record: Any) -> Any:
     """What Java 1.11 does to deletion vectors: the entry of an encrypted file has no key."""
     io = table.io
-    known = io.session.known(record["manifest_path"])
+    known = io.table.known(record["manifest_path"])
     inner = io.inner(known.path)
     container = read_container(open_whole(known, inner))
     kept = entries(container, known)
@@ -57,16 +58,20 @@ def lost_key(table: Any, record: Any) -> Any:
         entry["data_file"]["key_metadata"] = None
     content = record["content"]
     written = write_sealed(
-        f"{table.location()}/metadata/{uuid.uuid4()}.avro", manifest_bytes(container, kept, content), 16, inner
+        f"{table.location()}/metadata/{uuid.uuid4()}.avro",
+        manifest_bytes(container, kept, content, "deflate"),
+        16,
+        inner,
     )
     snapshot = {"snapshot-id": 1, "sequence-number": 2}
-    return list_record(written, Counts.of(kept, 2), like=record, content=content, snapshot=snapshot)
+    written.content = content
+    return list_record(written, kept, like=record, snapshot=snapshot)
 
 
 def avro_data(table: Any, record: Any) -> Any:
     """What Java does with ``write.format.default=avro``: a data file that is Avro in an AES GCM Stream."""
     io = table.io
-    known = io.session.known(record["manifest_path"])
+    known = io.table.known(record["manifest_path"])
     inner = io.inner(known.path)
     container = read_container(open_whole(known, inner))
     (entry,) = entries(container, known)
@@ -80,16 +85,16 @@ def avro_data(table: Any, record: Any) -> Any:
         "key_metadata": sealed.key_metadata.encode(),
     }
     written = write_sealed(
-        f"{table.location()}/metadata/{uuid.uuid4()}.avro", manifest_bytes(container, [entry], 0), 16, inner
+        f"{table.location()}/metadata/{uuid.uuid4()}.avro", manifest_bytes(container, [entry], 0, "deflate"), 16, inner
     )
     snapshot = {"snapshot-id": 1, "sequence-number": 2}
-    return list_record(written, Counts.of([entry], 2), like=record, content=0, snapshot=snapshot)
+    return list_record(written, [entry], like=record, snapshot=snapshot)
 
 
 def plaintext_data(table: Any, record: Any) -> Any:
     """What Java 1.11's add_files does: a data file in plaintext."""
     io = table.io
-    known = io.session.known(record["manifest_path"])
+    known = io.table.known(record["manifest_path"])
     inner = io.inner(known.path)
     container = read_container(open_whole(known, inner))
     (entry,) = entries(container, known)
@@ -102,7 +107,7 @@ def plaintext_data(table: Any, record: Any) -> Any:
         "key_metadata": None,
     }
     written = write_sealed(
-        f"{table.location()}/metadata/{uuid.uuid4()}.avro", manifest_bytes(container, [entry], 0), 16, inner
+        f"{table.location()}/metadata/{uuid.uuid4()}.avro", manifest_bytes(container, [entry], 0, "deflate"), 16, inner
     )
     snapshot = {"snapshot-id": 1, "sequence-number": 2}
-    return list_record(written, Counts.of([entry], 2), like=record, content=0, snapshot=snapshot)
+    return list_record(written, [entry], like=record, snapshot=snapshot)

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from ags_fast.iceberg.manifests import Known
 
 MASTER = "master"
 LONG = LongType()
 KEY_ID = "encryption.key-id"
+MIXED = {"encryption.plaintext-tables": "write"}  # of a catalog that has tables in plaintext, too
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 
-def sql_catalog(folder: Path, kms: Mapping[str, str], **properties: Any) -> Any:
+def sql_catalog(folder: Path, kms: Mapping[str, str] | None, **properties: Any) -> Any:
     """Return the encrypted SQL catalog of a folder, with the namespace ``ns``."""
     from ags_fast.iceberg import load_catalog
 
@@ -43,6 +45,13 @@ def new_table(catalog: Any, name: str = "t", *, schema: Any = SCHEMA, namespace:
     return catalog.create_table(f"{namespace}.{name}", schema=schema, properties={KEY_ID: MASTER, **more})
 
 
+def forget_encrypted() -> None:
+    """Forget that tables were encrypted, as a new process has: for tests that set a folder back."""
+    from ags_fast.iceberg import session
+
+    session._encrypted.clear()  # noqa: SLF001
+
+
 def rows(first: int, last: int) -> pa.Table:
     """Rows whose ids are from `first` up to `last`."""
     ids = range(first, last)
@@ -55,10 +64,19 @@ def ids(table: Any, **scan: Any) -> list[int]:
     return sorted(found)
 
 
+def open_whole(known: Known, inner: Any) -> bytes:
+    """The plaintext of a file that a list or manifest names."""
+    from ags_fast.iceberg.reading import Node, open_node
+
+    node = Node(known)
+    open_node(node, inner)
+    return node.plain
+
+
 def table_keys(table: Any) -> set[bytes]:
     """The keys of a table's files and lists in all snapshots, and its KEKs."""
     from ags_fast.iceberg import files
-    from ags_fast.iceberg.commit import raw_metadata, table_session
+    from ags_fast.iceberg.commit import raw_metadata, table_io
 
     raw = raw_metadata(table)
     keys = {
@@ -67,7 +85,7 @@ def table_keys(table: Any) -> set[bytes]:
         for one in files(table, snapshot_id=snapshot["snapshot-id"])
         if one.key_metadata is not None
     }
-    kms, master = table_session(table).kms, raw["properties"][KEY_ID]
+    kms, master = table_io(table).session.kms, raw["properties"][KEY_ID]
     for one in raw["encryption-keys"]:
         if one["encrypted-by-id"] == master:
             keys.add(kms.unwrap_key(base64.b64decode(one["encrypted-key-metadata"]), master))

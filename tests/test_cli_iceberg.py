@@ -11,7 +11,7 @@ from support import flip
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
-from iceberg_tables import SCHEMA, ids, new_table, rows, sql_catalog
+from iceberg_tables import MIXED, SCHEMA, ids, new_table, rows, sql_catalog
 
 from ags_fast import cli
 from ags_fast.iceberg import delete, files
@@ -159,7 +159,7 @@ def test_rekey_and_encrypt(folder: Path, table: Table, capsys: pytest.CaptureFix
     assert "manifest" in capsys.readouterr().out
     assert run(folder, "rekey", "--what", "data", "--json") == 0
     assert shown(capsys)["ok"] == 3
-    plain = sql_catalog(folder, PROPERTIES).create_table("ns.plain", schema=SCHEMA)
+    plain = sql_catalog(folder, PROPERTIES, **MIXED).create_table("ns.plain", schema=SCHEMA)
     plain.append(rows(0, 4))
     assert run(folder, "verify", name="ns.plain") == 1
     assert run(folder, "encrypt", "--wrapping-key-id", "master", "--dry-run", "--json", name="ns.plain") == 0
@@ -168,11 +168,31 @@ def test_rekey_and_encrypt(folder: Path, table: Table, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert run(folder, "verify", "--json", name="ns.plain") == 0
     assert shown(capsys)["skipped_by"] == {"Plaintext": 3}
-    assert run(folder, "expire", name="ns.plain") == 0
+    assert run(folder, "expire", "--json", name="ns.plain") == 0
+    assert shown(capsys)["skipped_by"] == {"NotDeleted": 3, "Plaintext": 1}  # the snapshot, and its files
+    assert run(folder, "expire", "--property", "encryption.plaintext-files=allow", name="ns.plain") == 0
+    capsys.readouterr()
+    assert run(folder, "expire", name="ns.plain") == 0  # also the metadata that the expiry before began on
     capsys.readouterr()
     for name in ("ns.plain", "ns.t"):
         assert run(folder, "verify", "--orphans", "--json", "--engine", "local", name=name) == 0
         assert shown(capsys)["skipped"] == 0
+
+
+def test_verify_tells_which_property_is_refused(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    """No other command loads the table."""
+    path = table.metadata_location.removeprefix("file://")
+    with open(path) as file:
+        raw = json.load(file)
+    raw["properties"]["py-io-impl"] = "evil.run"
+    with open(path, "w") as file:
+        json.dump(raw, file)
+    assert run(folder, "rekey", "--json") != 0
+    capsys.readouterr()
+    assert run(folder, "verify", "--json") != 0
+    (row,) = [row for row in shown(capsys)["rows"] if row["status"] != "ok"]
+    assert (row["src"], row["format"]) == (table.metadata_location, "metadata")
+    assert "py-io-impl" in row["error"]
 
 
 def test_a_catalog_of_the_configuration(
@@ -192,7 +212,7 @@ def test_a_catalog_of_the_configuration(
 
 @pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "files"])
 def test_exit_codes(folder: Path, operation: str, capsys: pytest.CaptureFixture[str]) -> None:
-    catalog = sql_catalog(folder, PROPERTIES)
+    catalog = sql_catalog(folder, PROPERTIES, **MIXED)
     catalog.create_table("ns.plain", schema=SCHEMA).append(rows(0, 3))
     assert run(folder, operation, name="ns.none") == 5
     assert "ns.none" in capsys.readouterr().err

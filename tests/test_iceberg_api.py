@@ -5,6 +5,7 @@ A method that opens files by itself, or writes metadata past the FileIO, needs a
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +13,28 @@ import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
+from iceberg_tables import KEY_ID, ids, rows, sql_catalog
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import CreateTableTransaction, DataScan, StagedTable, StaticTable, Table, Transaction
 from pyiceberg.table.inspect import InspectTable
 from pyiceberg.table.maintenance import MaintenanceTable
+from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.table.update.snapshot import ExpireSnapshots, ManageSnapshots, UpdateSnapshot
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType
 
 from ags_fast import iceberg
+from ags_fast.errors import PolicyError
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.handles import CatalogTable, FileTable, NewTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 # Ours: the method refuses, or does something else for an encrypted table.
 OURS: dict[type, str] = {
@@ -97,3 +106,90 @@ def test_what_is_ours_is_ours() -> None:
     for handle in (CatalogTable, FileTable, NewTable):
         for name in OURS[Table].split():
             assert made_by_us(handle, name) or (name == "delete" and handle is not CatalogTable), (handle, name)
+
+
+# ----------------------------------------------------------------------------------------- arguments of the methods
+
+CATALOGS = {
+    "SqlCatalog": "sql",
+    "RestCatalog": "rest",
+    "HiveCatalog": "hive",
+    "GlueCatalog": "glue",
+    "DynamoDbCatalog": "dynamodb",
+}
+
+
+def theirs(class_name: str) -> Any:
+    return getattr(importlib.import_module(f"pyiceberg.catalog.{CATALOGS[class_name]}"), class_name)
+
+
+@pytest.mark.parametrize("class_name", CATALOGS)
+def test_methods_take_the_arguments_of_pyicebergs(class_name: str) -> None:
+    """By position and by name, with the same defaults. A method of ours may take more: PyIceberg's next version's."""
+    ours, vanilla = getattr(iceberg, class_name), theirs(class_name)
+    for name, method in inspect.getmembers(vanilla, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        expected = inspect.signature(method).parameters.values()
+        found = list(inspect.signature(getattr(ours, name)).parameters.values())
+        assert [(one.name, one.kind, one.default) for one in found[: len(expected)]] == [
+            (one.name, one.kind, one.default) for one in expected
+        ], name
+        assert all(one.default is not inspect.Parameter.empty for one in found[len(expected) :]), name
+
+
+class Bound:
+    """Calls a method of a catalog by position, or by name, with all of its arguments."""
+
+    def __init__(self, catalog: Any, by_name: bool) -> None:
+        self._catalog, self._by_name = catalog, by_name
+
+    def __call__(self, name: str, *given: Any) -> Any:
+        method = getattr(self._catalog, name)
+        names = list(inspect.signature(getattr(Catalog, name)).parameters)[1:]
+        assert len(names) == len(given), name
+        return method(**dict(zip(names, given, strict=True))) if self._by_name else method(*given)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_calls_that_programs_make(tmp_path: Path, kms: dict[str, str], by_name: bool) -> None:
+    catalog = sql_catalog(tmp_path, kms)
+    call, key = Bound(catalog, by_name), {KEY_ID: "master"}
+    order = SortOrder(SortField(1, IdentityTransform()))
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "name"))
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
+    there = f"file://{tmp_path}/elsewhere"
+
+    def check(table: Any, location: str | None = None) -> None:
+        table.append(rows(0, 3))
+        assert set(ids(catalog.load_table(table.name()))) == {0, 1, 2}
+        assert isinstance(table, CatalogTable)
+        assert all(one.key_metadata is not None for one in iceberg.files(table))
+        assert len(table.spec().fields) == len(table.sort_order().fields) == 1
+        assert location in (None, table.location())
+
+    made = call("create_table", "ns.a", schema, there, spec, order, key)
+    check(made, there)
+    again = call("create_table_if_not_exists", "ns.a", schema, None, spec, order, key)
+    assert again.metadata.table_uuid == made.metadata.table_uuid
+    check(call("create_table_if_not_exists", ("ns", "b"), schema, None, spec, order, key))
+    with call("create_table_transaction", "ns.c", schema, None, spec, order, key) as transaction:
+        transaction.append(rows(5, 6))
+    assert ids(call("load_table", "ns.c")) == [5]
+    check(call("rename_table", "ns.b", ("ns", "d")))
+    location = call("load_table", "ns.c").metadata_location
+    overwrite = [True] if "overwrite" in inspect.signature(Catalog.register_table).parameters else []
+    if overwrite:  # since PyIceberg 0.12, whose SqlCatalog does not do it
+        with pytest.raises(NotImplementedError):
+            call("register_table", "ns.d", location, True)
+    registered = call("register_table", "ns.e", location, *([False] if overwrite else []))
+    assert isinstance(registered, CatalogTable)
+    assert ids(registered) == [5]
+    assert call("table_exists", "ns.c")
+    call("purge_table", "ns.a")
+    assert not call("table_exists", "ns.a")
+    assert not list((tmp_path / "elsewhere").rglob("*.parquet"))
+    with pytest.raises(PolicyError, match="version 3"):
+        call("create_table", "ns.f", schema, None, spec, order, {**key, "format-version": "2"})
+    with pytest.raises(TypeError):
+        catalog.create_table("ns.f", schema, None, spec, order, key, None)

@@ -12,11 +12,11 @@ pytest.importorskip("moto.server")
 
 import iceberg_tables
 import pyarrow as pa
-from iceberg_tables import KEY_ID, MASTER, ids, key_forms, new_table, rows
+from iceberg_tables import KEY_ID, MASTER, MIXED, ids, key_forms, new_table, rows
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 
 from ags_fast.errors import IntegrityError, PolicyError
-from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, load_catalog, rekey, rotate, verify
+from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, load_catalog, rekey, rotate, session, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.jobs import LocalEngine
 
@@ -52,7 +52,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path, kms: dict[str, str],
         properties["table-name"] = tmp_path.name
 
     def load(**more: Any) -> Catalog:
-        return load_catalog("tests", kms=kms, **properties | more)
+        return load_catalog("tests", kms=kms, **properties | MIXED | more)
 
     load().create_namespace("ns")
     yield load
@@ -120,7 +120,7 @@ def test_the_service_has_the_properties_and_no_keys(connect: Any) -> None:
     assert not any(form in text for form in key_forms(table))
 
 
-def test_metadata_of_a_plaintext_table_in_its_place_are_refused(connect: Any) -> None:
+def test_metadata_of_a_plaintext_table_in_its_place_are_refused(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = connect()
     table = new_table(catalog)
     table.append(rows(0, 3))
@@ -132,6 +132,9 @@ def test_metadata_of_a_plaintext_table_in_its_place_are_refused(connect: Any) ->
     raw["properties"] = {}
     with open(path, "w") as file:
         json.dump(raw, file)
+    with pytest.raises(IntegrityError, match="this process has seen the table encrypted"):
+        connect().load_table("ns.t")
+    monkeypatch.setattr(session, "_encrypted", {})  # as in a new process
     with pytest.raises(IntegrityError, match=r"was changed: the catalog has encryption\.key-id=master"):
         connect().load_table("ns.t")
     with pytest.raises(IntegrityError):
@@ -170,6 +173,19 @@ def test_purge_deletes_all_files(connect: Any, tmp_path: Path) -> None:
     assert [path for path in (tmp_path / "wh").rglob("*") if path.is_file()] == []
     with pytest.raises(NoSuchTableError):
         catalog.load_table("ns.t")
+
+
+def test_where_other_tables_are(connect: Any, tmp_path: Path) -> None:
+    """The service says it, and no metadata are read: also not those that this client would refuse."""
+    catalog = connect()
+    new_table(catalog)
+    other = catalog.create_table("ns.u", schema=iceberg_tables.SCHEMA)
+    broken = catalog.create_table("ns.v", schema=iceberg_tables.SCHEMA)
+    with open(broken.metadata_location.removeprefix("file://"), "wb") as file:
+        file.write(b"no JSON")
+    # Other tests' tables are on this server, too, in namespaces of their own.
+    found = {name: place for name, place in connect().other_tables(("ns", "t")) if name.startswith("ns.")}
+    assert found == {"ns.u": other.metadata_location, "ns.v": broken.metadata_location}
 
 
 def test_plaintext_tables(connect: Any) -> None:
@@ -215,7 +231,7 @@ def test_on_s3(
     bucket, properties = s3
     if io_impl is not None:
         properties |= {"py-io-impl": io_impl}
-    catalog = iceberg_tables.sql_catalog(tmp_path, kms, warehouse=f"s3://{bucket}/wh", **properties)
+    catalog = iceberg_tables.sql_catalog(tmp_path, kms, warehouse=f"s3://{bucket}/wh", **MIXED, **properties)
     table = new_table(catalog)
     table.append(rows(0, 1000))
     table.append(rows(1000, 1003))
@@ -223,7 +239,9 @@ def test_on_s3(
     assert ids(table) == list(range(7, 1003))
     if io_impl is not None:
         assert type(table.io.inner(table.location())).__name__ == io_impl.rsplit(".", 1)[1]
-    again = iceberg_tables.sql_catalog(tmp_path, kms, warehouse=f"s3://{bucket}/wh", **properties).load_table("ns.t")
+    again = iceberg_tables.sql_catalog(tmp_path, kms, warehouse=f"s3://{bucket}/wh", **MIXED, **properties).load_table(
+        "ns.t"
+    )
     assert ids(again, row_filter="id > 1000", selected_fields=("id",)) == [1001, 1002]
     kept = s3_objects(moto_s3, bucket)
     assert {path.rsplit(".", 1)[1]: data[:4] for path, data in kept.items()} == {
@@ -249,7 +267,7 @@ def test_files_move_on_s3(
 ) -> None:
     """encrypt, rekey, verify with orphans, and expire."""
     bucket, properties = s3
-    properties |= {"py-io-impl": io_impl}
+    properties |= {"py-io-impl": io_impl, "encryption.plaintext-files": "allow", **MIXED}
     catalog = iceberg_tables.sql_catalog(tmp_path, kms, warehouse=f"s3://{bucket}/wh", **properties)
     table: Any = catalog.create_table("ns.t", schema=iceberg_tables.SCHEMA)
     for first in (0, 100, 200):

@@ -15,7 +15,7 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     pytest.skip("there is no Java runtime", allow_module_level=True)
 
 from deadly_kms import Rules
-from iceberg_tables import MASTER, SCHEMA, ids, rows, sql_catalog
+from iceberg_tables import MASTER, MIXED, SCHEMA, ids, rows, sql_catalog
 from spark_jobs import Driver, executor_of, spark_env, spark_home, wait_for
 
 from ags_fast.iceberg import clear_cache, expire, verify
@@ -50,11 +50,13 @@ def stored(folder: Path) -> set[Path]:
 
 
 def test_executors_that_die(tmp_path: Path, rules: Rules, driver: Driver) -> None:
-    catalog = sql_catalog(tmp_path, rules.kms)
+    allows = {**MIXED, "encryption.plaintext-files": "allow"}
+    catalog = sql_catalog(tmp_path, rules.kms, **allows)
     table: Any = catalog.create_table("ns.t", schema=SCHEMA)
     for i in range(COUNT):
         table.append(rows(10 * i, 10 * i + 10))
     properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/wh"}
+    properties |= allows
     options = {"catalog": properties, "kms": rules.kms}
 
     def killed_on_the_way(job: str, **more: Any) -> dict[str, Any]:

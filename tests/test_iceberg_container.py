@@ -14,6 +14,7 @@ import fastavro
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ags_fast.avro.container import encode_header
 from ags_fast.errors import FormatError
 from ags_fast.iceberg.container import Picker, read_container, write_container
 
@@ -91,7 +92,7 @@ def wanted(record: dict[str, Any]) -> list[Any]:
     return [file["path"].encode(), file["row"], file["key_metadata"], record["status"], record["day"]]
 
 
-@given(st.lists(records, max_size=5), st.sampled_from(["null", "deflate"]))
+@given(st.lists(records, max_size=5), st.sampled_from(["null", "deflate", "snappy", "zstandard", "bzip2"]))
 def test_picks_are_what_fastavro_decodes(written: list[dict[str, Any]], codec: str) -> None:
     data = write_container(SCHEMA, {"content": b"data"}, written, codec)
     container = read_container(data)
@@ -103,7 +104,7 @@ def test_picks_are_what_fastavro_decodes(written: list[dict[str, Any]], codec: s
     assert [one["data_file"]["path"] for one in shown] == [one["data_file"]["path"] for one in written]
 
 
-@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard", "bzip2", "xz"])
 def test_codecs(codec: str) -> None:
     pytest.importorskip("cramjam")
     record = {"a": "x" * 1000}
@@ -111,6 +112,9 @@ def test_codecs(codec: str) -> None:
     schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": "string", "field-id": 1}]}
     fastavro.writer(out, schema, [record] * 3, codec=codec, sync_interval=100)
     assert list(read_container(out.getvalue()).records()) == [record] * 3
+    if codec != "xz":
+        written = write_container(schema, {}, [record] * 3, codec)
+        assert list(fastavro.reader(io.BytesIO(written))) == [record] * 3
 
 
 def test_cuts_and_flips_are_refused_or_change_values_only() -> None:
@@ -166,3 +170,22 @@ def test_malformed_schemas(schema: bytes) -> None:
     rest = data[data.index(b"\x14avro.codec") :]
     with pytest.raises(FormatError):
         list(read_container(head + bytes(size) + schema + rest).take(picker))
+
+
+def test_a_block_that_decompresses_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block has no more bytes than Avro for Java takes: a small manifest takes no gigabytes of memory."""
+    monkeypatch.setattr("ags_fast.iceberg.container.MAX_BLOCK_NBYTES", 1000)
+    schema = {"type": "record", "name": "r", "fields": [{"name": "a", "type": "string", "field-id": 1}]}
+    assert list(read_container(write_container(schema, {}, [{"a": "x" * 900}])).records()) == [{"a": "x" * 900}]
+    with pytest.raises(FormatError, match="more than 1000 bytes"):
+        read_container(write_container(schema, {}, [{"a": "x" * 1001}]))
+
+
+@pytest.mark.parametrize("kind", ['{"type": "array", "items": ', "["])
+def test_schemas_that_are_nested_too_deeply(kind: str) -> None:
+    end = "}" if kind != "[" else "]"
+    nested = kind * 20_000 + '"int"' + end * 20_000
+    text = '{"type": "record", "name": "r", "fields": [{"name": "a", "type": ' + nested + "}]}"
+    data = encode_header(text.encode(), bytes(16))
+    with pytest.raises(FormatError):
+        read_container(data)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
-from iceberg_tables import ids, new_table, rows, sql_catalog
+from iceberg_tables import ids, new_table, open_whole, rows, sql_catalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -19,11 +20,8 @@ from ags_fast.iceberg import delete, files, open_table, rekey
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.reading import open_whole, read_list, read_manifest
+from ags_fast.iceberg.work import heads
 from ags_fast.jobs import LocalEngine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -31,12 +29,15 @@ def catalog(tmp_path: Path, kms: dict[str, str]) -> Any:
     return sql_catalog(tmp_path, kms)
 
 
+def table_files(table: Any) -> list[str]:
+    """The files below the table's location."""
+    return [str(path) for path in Path(table.location().removeprefix("file://")).rglob("*") if path.is_file()]
+
+
 def live(table: Any) -> list[Known]:
     """All live entries of the current snapshot."""
-    io, head = table.io, table.current_snapshot()
-    inner = io.inner(head.manifest_list)
-    listed = read_list(io.session, head.manifest_list, inner)
-    return [one for each in listed for one in read_manifest(io.session, each, inner) if one.status != 2]
+    head = heads.read_head(table.io, raw_metadata(table))
+    return [] if head is None else head.files()
 
 
 def data(table: Any) -> dict[str, tuple[int | None, int | None]]:
@@ -190,23 +191,21 @@ def test_merged_manifests_keep_row_ids(catalog: Any) -> None:
 
 
 def test_a_commit_that_came_first_is_seen(catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ags_fast.iceberg import deletes
-
     table = new_table(catalog)
     table.append(rows(0, 10))
     other = catalog.load_table("ns.t")
-    real: Any = deletes.edit  # type: ignore[attr-defined]
+    real: Any = heads.edit  # type: ignore[attr-defined]
     calls: list[int] = []
 
     def late(*args: Any) -> Any:
         if not calls:
             calls.append(1)
-            other.append(rows(0, 3))
+            other.append(rows(10, 13))
         return real(*args)
 
-    monkeypatch.setattr(deletes, "edit", late)
-    assert delete(table, "id < 2").rows == 4
-    assert ids(table) == [2, *range(2, 10)]
+    monkeypatch.setattr(heads, "edit", late)
+    assert delete(table, "id < 2").rows == 2
+    assert ids(table) == list(range(2, 13))
 
 
 def test_what_is_written_is_encrypted(tmp_path: Path, catalog: Any) -> None:
@@ -227,7 +226,7 @@ def test_what_is_written_is_encrypted(tmp_path: Path, catalog: Any) -> None:
             Known(
                 table.current_snapshot().manifest_list,
                 0,
-                table.io.session.list_key(table.current_snapshot().manifest_list),
+                table.io.table.list_key(table.current_snapshot().manifest_list),
             ),
             table.io.inner("/"),
         )
@@ -261,3 +260,45 @@ def test_an_error_after_the_commit_loses_nothing(catalog: Any, action: str, erro
     table = catalog.load_table("ns.t")
     assert len(table.metadata.snapshots) == 2
     assert ids(table) == [i for i in range(10) if i != 3 or action != "delete"]
+
+
+# ---------------------------------------------------------------- more entries of a snapshot's summary
+
+NOT_TEXT: list[dict[Any, Any]] = [{"job": 1}, {"job": None}, {"job": ["a"]}, {"job": b"a"}, {1: "a"}]
+
+
+@pytest.mark.parametrize("more", NOT_TEXT)
+def test_entries_that_are_not_text_are_refused_before_the_commit(catalog: Any, more: dict[Any, Any]) -> None:
+    """Java loads no table with such an entry."""
+    table = new_table(catalog)
+    table.append(rows(0, 3))
+    location = table.metadata_location
+    before = sorted(table_files(table))
+    with pytest.raises(TypeError, match="snapshot_properties are text"):
+        delete(table, "id = 1", snapshot_properties=more)
+    with pytest.raises(TypeError, match="snapshot_properties are text"):
+        table.delete("id = 1", snapshot_properties=more)
+    assert sorted(table_files(table)) == before
+    for change in (table.append, table.overwrite):
+        with pytest.raises(TypeError):
+            change(rows(3, 5), snapshot_properties=more)
+    with pytest.raises(TypeError), table.transaction() as transaction:
+        transaction.delete("id = 1", snapshot_properties=more)
+    assert catalog.load_table("ns.t").metadata_location == location
+    assert ids(catalog.load_table("ns.t")) == [0, 1, 2]
+
+
+def test_the_entries_of_a_delete_win(catalog: Any) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 3))
+    own = {"operation": "append", "total-records": "many", "added-data-files": "99", "added-dvs": "7", "job": "nightly"}
+    delete(table, "id = 1", snapshot_properties={**own, "added-by": "me"})
+    head = raw_metadata(table)["snapshots"][-1]["summary"]
+    assert head["operation"] == "delete"
+    assert (head["total-records"], head["added-dvs"]) == ("3", "1")
+    assert "added-data-files" not in head
+    assert (head["job"], head["added-by"]) == ("nightly", "me")
+    table.append(rows(3, 5), snapshot_properties={"total-records": "many", "job": "daily"})
+    assert catalog.load_table("ns.t").current_snapshot().summary["total-records"] == "5"
+    delete(table, "id = 3")
+    assert ids(table) == [0, 2, 4]

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
-from iceberg_tables import MASTER, SCHEMA, ids, new_table, rows, sql_catalog
+from iceberg_tables import MASTER, MIXED, SCHEMA, ids, new_table, rows, sql_catalog
 
 from ags_fast.errors import KeyAccessError, PolicyError
 from ags_fast.iceberg import delete, encrypt, rekey, rotate
@@ -24,7 +24,7 @@ HERE = LocalEngine(0)
 
 @pytest.fixture
 def catalog(tmp_path: Path, kms: dict[str, str]) -> Any:
-    return sql_catalog(tmp_path, kms)
+    return sql_catalog(tmp_path, kms, **MIXED)
 
 
 def stored(folder: Path) -> dict[str, tuple[int, int]]:

@@ -13,7 +13,7 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
-from iceberg_tables import MASTER, SCHEMA, ids, rows, sql_catalog
+from iceberg_tables import MASTER, MIXED, SCHEMA, ids, rows, sql_catalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -34,7 +34,7 @@ HERE = LocalEngine(0)
 
 @pytest.fixture
 def catalog(tmp_path: Path, kms: dict[str, str]) -> Any:
-    return sql_catalog(tmp_path, kms)
+    return sql_catalog(tmp_path, kms, **MIXED)
 
 
 def plain_table(catalog: Any, version: int) -> Any:
@@ -91,6 +91,7 @@ def test_versions(tmp_path: Path, catalog: Any, kms: dict[str, str], version: in
     rekey(again, what="data", engine=HERE)
     kept = [i for i in range(40) if i not in (5, 35)]
     assert ids(again) == kept
+    again = sql_catalog(tmp_path, kms, **{"encryption.plaintext-files": "allow"}).load_table("ns.t")
     expire(again)
     assert {name for name in raw_metadata(again)["properties"] if "plaintext" in name} == set()
     assert set(heads(tmp_path).values()) == {b"PARE", b"AGS1"}
@@ -240,7 +241,7 @@ def test_younger_snapshots_in_plaintext_are_refused(catalog: Any) -> None:
     table = plain_table(catalog, 2)
     encrypt(table, wrapping_key_id=MASTER, engine=HERE)
     raw = raw_metadata(table)
-    policy.check_raw(raw, "here")
+    policy.check_raw(raw, "here", policy.Plaintext())
     last = {name: value for name, value in raw["snapshots"][-1].items() if name != "key-id"}
     with pytest.raises(PolicyError, match="younger"):
-        policy.check_raw({**raw, "snapshots": [*raw["snapshots"][:-1], last]}, "here")
+        policy.check_raw({**raw, "snapshots": [*raw["snapshots"][:-1], last]}, "here", policy.Plaintext())

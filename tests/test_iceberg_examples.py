@@ -14,7 +14,7 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 pytest.importorskip("duckdb")
 pytest.importorskip("polars")
 
-from iceberg_tables import ids, new_table, rows, sql_catalog
+from iceberg_tables import MIXED, ids, new_table, rows, sql_catalog
 from pyiceberg.types import StringType
 from support import flip, python_env
 
@@ -34,7 +34,7 @@ if not EXAMPLES.is_dir():
 
 @pytest.fixture
 def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
-    return sql_catalog(tmp_path, kms)
+    return sql_catalog(tmp_path, kms, **MIXED)
 
 
 @pytest.fixture

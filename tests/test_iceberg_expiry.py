@@ -27,8 +27,10 @@ from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.iceberg import FileIO, delete, expiry, files, open_table
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import edit, raw_metadata
-from ags_fast.iceberg.expiry import Gone, expire, expired, retained, unreachable
+from ags_fast.iceberg.expiry import expire, expired, retained
+from ags_fast.iceberg.garbage import unreachable
 from ags_fast.iceberg.manifests import Known
+from ags_fast.iceberg.reading import LIST, Node
 from ags_fast.iceberg.rotation import rotate
 from ags_fast.jobs import LocalEngine
 from ags_fast.keys import add_manifest_list_key, clear_cache, load_kms, write_encryption_keys
@@ -36,7 +38,7 @@ from ags_fast.keys.kms import local
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyiceberg.catalog import Catalog
@@ -209,21 +211,19 @@ def test_a_table_that_has_lost_a_key_id_loses_no_key(kms: dict[str, str]) -> Non
 # ---------------------------------------------------------------- which files go
 
 
-def model(lists: dict[int, list[str]], names: dict[str, dict[str, bool]]) -> Any:
-    """The readers of a table in memory."""
+def model(lists: dict[int, list[str]], names: dict[str, dict[str, bool]], bad: str = "") -> Callable[[Node], Node]:
+    """The reader of a table in memory, whose list or manifest `bad` was changed."""
 
-    def listed(snapshot: Raw) -> list[Known]:
-        return [Known(path, 1, None) for path in lists[snapshot["snapshot-id"]]]
+    def read(node: Node) -> Node:
+        if node.path == bad:
+            node.error = IntegrityError("changed")
+        elif node.kind == LIST:
+            node.named = [Known(path, 1, None) for path in lists[node.snapshot["snapshot-id"]]]
+        else:
+            node.named = [Known(path, 1, None, status=1 if live else 2) for path, live in names[node.path].items()]
+        return node
 
-    def entries(given_: Iterable[Known]) -> Iterator[Any]:
-        for one in given_:
-            yield one, [(Gone(path, "data", 1), live) for path, live in names[one.path].items()]
-
-    return listed, entries
-
-
-def unexpected(path: str, kind: str, error: Exception) -> None:
-    raise error
+    return read
 
 
 @settings(max_examples=200, deadline=None)
@@ -236,8 +236,7 @@ def test_reachability(data: Any) -> None:
     lists = {i: data.draw(all_lists) for i in range(4)}
     cut = data.draw(st.integers(0, 4))
     snapshots = [{"snapshot-id": i, "manifest-list": f"l{i}"} for i in range(4)]
-    listed, entries = model(lists, names)
-    found = unreachable(snapshots[:cut], snapshots[cut:], listed, entries, unexpected)
+    found = unreachable(model(lists, names), snapshots[:cut], snapshots[cut:])
     left = {path for i in range(cut, 4) for path in lists[i]}
     live = {path for one in left for path, is_live in names[one].items() if is_live}
     manifests = {path for i in range(cut) for path in lists[i]} - left
@@ -250,33 +249,15 @@ def test_reachability(data: Any) -> None:
 def test_what_cannot_be_read() -> None:
     """Of a removed snapshot it stays, and is reported; of a kept one it is an error."""
     snapshots = [{"snapshot-id": i, "manifest-list": f"l{i}"} for i in range(3)]
-    listed, entries = model(
-        {0: ["m0"], 1: ["m1"], 2: ["m2"]}, {"m0": {"a": True}, "m1": {"b": True}, "m2": {"c": True}}
-    )
-
-    def fails(bad: str) -> Any:
-        def listed_(snapshot: Raw) -> list[Known]:
-            if snapshot["manifest-list"] == bad:
-                raise IntegrityError("changed")
-            return listed(snapshot)
-
-        def entries_(given_: Iterable[Known]) -> Iterator[Any]:
-            for one, named in entries(given_):
-                yield one, IntegrityError("changed") if one.path == bad else named
-
-        return listed_, entries_
-
+    lists, names = {0: ["m0"], 1: ["m1"], 2: ["m2"]}, {"m0": {"a": True}, "m1": {"b": True}, "m2": {"c": True}}
     for bad, kind, left in (("l0", "manifest-list", {"b", "m1", "l1"}), ("m0", "manifest", {"b", "m1", "l0", "l1"})):
-        failed: list[Any] = []
-        listed_, entries_ = fails(bad)
-        report = functools.partial(lambda failed, *why: failed.append(why), failed)
-        found = unreachable(snapshots[:2], snapshots[2:], listed_, entries_, report)
+        failed: list[Node] = []
+        found = unreachable(model(lists, names, bad), snapshots[:2], snapshots[2:], failed=failed.append)
         assert {one.path for one in found} == left
-        assert [one[:2] for one in failed] == [(bad, kind)]
+        assert [(one.path, one.kind) for one in failed] == [(bad, kind)]
     for bad in ("l2", "m2"):
-        listed_, entries_ = fails(bad)
         with pytest.raises(IntegrityError):
-            unreachable(snapshots[:2], snapshots[2:], listed_, entries_, unexpected)
+            unreachable(model(lists, names, bad), snapshots[:2], snapshots[2:])
 
 
 # ---------------------------------------------------------------- tables
@@ -333,9 +314,9 @@ def test_expire(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
     assert found["snapshot"] == found["manifest-list"] == found["manifest-list-key"] == 4
     assert found["data"] == 1  # of the third append, all of whose rows were replaced
     assert found["manifest"]
-    assert found["metadata"] == sum(name.endswith(".json") for name in before)
-    # What is stored is what is named, and what was named is stored.
-    assert stored(tmp_path) == needed(table)
+    assert found["metadata"] == sum(name.endswith(".json") for name in before) - 1
+    # What is stored is what is named, and what was named is stored; and the metadata that the expiry began on.
+    assert stored(tmp_path) == needed(table) | {old}
     assert before - stored(tmp_path) == {row.src for row in result.rows if row.src.startswith("file:")}
     raw = raw_metadata(table)
     assert {one["key-id"] for one in raw["encryption-keys"]} == all_keys - {
@@ -346,12 +327,15 @@ def test_expire(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
     assert ids(table) == list(range(5, 23))
     assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [*range(20), *range(100, 105)]
     assert sorted(table.scan().use_ref("one").to_arrow()["id"].to_pylist()) == list(range(10))
-    # The second time there is nothing to do.
-    now = stored(tmp_path)
+    # The second time these metadata are old, and the third time there is nothing to do. Neither needs a commit.
+    now = table.metadata_location
+    assert [(row.src, row.status) for row in expire(table).rows] == [(old, "ok")]
+    assert stored(tmp_path) == needed(table)
     again = expire(table)
     assert again.rows == []
     assert again.version is None
-    assert stored(tmp_path) == now
+    assert stored(tmp_path) == needed(table)
+    assert table.metadata_location == now
     table.append(rows(50, 51))
     assert ids(table) == [*range(5, 23), 50]
 
@@ -367,9 +351,11 @@ def test_deletion_vectors(tmp_path: Path, catalog: Catalog, kms: dict[str, str])
     assert (first.vectors, len(puffins)) == (3, 2)
     result = expire(table)
     assert result.failed == []
-    assert puffins <= stored(tmp_path) == needed(table)
+    began = raw_metadata(table)["metadata-log"][-1]["metadata-file"]
+    assert puffins <= stored(tmp_path) == needed(table) | {began}
     delete(table, "id IN (12, 22)")
     assert {row.src for row in expire(table).rows if row.format == "deletes"} < puffins
+    expire(table)
     assert stored(tmp_path) == needed(table)
     clear_cache()
     table = sql_catalog(tmp_path, kms).load_table("ns.t")
@@ -383,6 +369,7 @@ def test_old_keys_are_gone(tmp_path: Path, catalog: Catalog, kms: dict[str, str]
     rotate(table, keep_old=True)
     assert any(one in text_of(path) for one in old for path in stored(tmp_path) if path.endswith(".json"))
     assert expire(table, keep=99).counts["ok"] >= 2  # the KEK that was kept, and metadata
+    assert [row.format for row in expire(table, keep=99).rows] == ["metadata"]  # that the first expiry began on
     left = [path for path in stored(tmp_path) if path.endswith(".json")]
     assert left == [table.metadata_location]
     assert not any(one in text_of(left[0]) for one in old)
@@ -478,10 +465,11 @@ def test_what_cannot_be_deleted(
         delete(self, location)
 
     monkeypatch.setattr(kind, "delete", refuse)
+    began = table.metadata_location
     result = expire(table, engine=engine)
     assert [(row.src, row.error_class) for row in result.failed] == [(planned[1], "PermissionError")]
     assert [row.src for row in result.rows if row.status == "skipped"] == [planned[0]]
-    assert stored(tmp_path) == needed(table) | {planned[1]}
+    assert stored(tmp_path) == needed(table) | {planned[1], began}
 
 
 @pytest.mark.more
@@ -501,9 +489,10 @@ def test_an_engine_deletes_the_files(tmp_path: Path, catalog: Catalog) -> None:
     result.raise_for_failures()
     assert {row.src for row in result.rows} == planned
     assert {row.host for row in result.rows if row.src.startswith("file:")} == {socket.gethostname()}
-    assert stored(tmp_path) == needed(table)
     assert len(sent) == 1
     assert not any(key in sent[0] for key in keys)
+    assert [row.format for row in expire(table, engine=Spy(2)).rows] == ["metadata"]
+    assert stored(tmp_path) == needed(table)
     assert expire(table, engine=Spy(2)).rows == []
 
 
@@ -569,8 +558,10 @@ def test_an_append_in_between(tmp_path: Path, catalog: Catalog, kms: dict[str, s
     assert sum(row.status == "ok" for row in result.rows) == len(result.rows)
     fresh = sql_catalog(tmp_path, kms).load_table("ns.t")
     assert ids(fresh) == [*range(5, 23), *range(200, 203)]
-    (lost,) = stored(tmp_path) - needed(fresh)  # metadata of the commit that came second, which PyIceberg leaves
-    assert lost.endswith(".metadata.json")
+    # Metadata of the commit that came second, which PyIceberg leaves, and those that the expiry began on.
+    left = stored(tmp_path) - needed(fresh)
+    assert len(left) == 2
+    assert raw_metadata(fresh)["metadata-log"][-1]["metadata-file"] in left
 
 
 def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
@@ -587,7 +578,7 @@ def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, k
         with pytest.raises(CommitStateUnknownException):
             expire(table)
     assert needed(other) <= stored(tmp_path)
-    assert ids(table) == ids(other)
+    assert ids(table.refresh()) == ids(other)
 
 
 @pytest.mark.more
@@ -639,3 +630,51 @@ def test_races(tmp_path: Path, catalog: Catalog, kms: dict[str, str], expires: b
         assert len(table.metadata.snapshots) == writers * appends + 1
     expire(table)
     assert ids(table) == [0, *(10 * i + j for i in range(1, writers + 1) for j in range(appends))]
+
+
+# ---------------------------------------------------------------- branches and tags that are set again
+
+
+def test_a_tag_that_is_set_again_has_no_old_age(catalog: Catalog) -> None:
+    """Its old age would have `expire` delete it, and the snapshot that only it names."""
+    table = new_table(catalog)
+    table.append(rows(0, 2))
+    table.append(rows(2, 4))
+    first, second = (one.snapshot_id for one in table.snapshots())
+    for name in ("moved", "same"):
+        table.manage_snapshots().create_tag(first, name, max_ref_age_ms=1).commit()
+    table.manage_snapshots().create_branch(first, "line", max_ref_age_ms=1, min_snapshots_to_keep=3).commit()
+    table.manage_snapshots().create_tag(second, "moved").commit()
+    table.manage_snapshots().create_tag(first, "same").commit()
+    table.manage_snapshots().create_branch(second, "line", max_snapshot_age_ms=DAY).commit()
+    refs = raw_metadata(table)["refs"]
+    assert refs["moved"] == tag(second)
+    assert refs["same"] == tag(first)
+    assert refs["line"] == branch(second, max_snapshot_age_ms=DAY)
+    table.append(rows(4, 6))
+    result = expire(table)
+    assert not any(row.format in ("tag", "branch", "snapshot") for row in result.rows if row.status == "ok")
+    assert ids(table, snapshot_id=first) == [0, 1]
+    assert ids(table, snapshot_id=second) == [0, 1, 2, 3]
+
+
+def test_a_branch_that_moves_keeps_its_retention(catalog: Catalog) -> None:
+    """PyIceberg says nothing of it when it appends, deletes or rolls back."""
+    table = new_table(catalog)
+    table.append(rows(0, 2))
+    first = table.current_snapshot().snapshot_id
+    kept: dict[str, Any] = {"max_snapshot_age_ms": 7 * DAY, "min_snapshots_to_keep": 3}
+    table.manage_snapshots().create_branch(first, "main", **kept).commit()
+    table.manage_snapshots().create_branch(first, "line", max_ref_age_ms=9 * DAY, **kept).commit()
+    table.append(rows(2, 4))
+    table.append(rows(4, 6), branch="line")
+    table.delete("id = 4", branch="line")
+    refs = raw_metadata(table)["refs"]
+    moved = refs["line"]["snapshot-id"]
+    assert moved != first
+    assert refs["line"] == branch(moved, max_ref_age_ms=9 * DAY, **kept)
+    assert refs["main"] == branch(table.current_snapshot().snapshot_id, **kept)
+    table.manage_snapshots().rollback_to_snapshot(first).commit()
+    assert raw_metadata(table)["refs"]["main"] == branch(first, **kept)
+    table.manage_snapshots().create_branch(first, "main", min_snapshots_to_keep=5).commit()
+    assert raw_metadata(table)["refs"]["main"] == branch(first, **kept | {"min_snapshots_to_keep": 5})

@@ -18,7 +18,7 @@ pytest.importorskip("thrift")
 
 import iceberg_tables
 import pyarrow as pa
-from iceberg_tables import KEY_ID, MASTER, ids, key_forms, new_table, rows
+from iceberg_tables import KEY_ID, MASTER, MIXED, ids, key_forms, new_table, rows
 from pyiceberg.catalog.hive import HiveCatalog as VanillaCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
@@ -28,7 +28,7 @@ from pyiceberg.types import LongType
 from servers.hive import hive_metastore
 
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
-from ags_fast.iceberg import clear_cache, load_catalog, rotate
+from ags_fast.iceberg import clear_cache, load_catalog, rotate, session
 from ags_fast.iceberg.commit import edit, raw_metadata
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def connect(metastore: str, tmp_path: Path, kms: dict[str, str]) -> Any:
     namespace = f"ns{int.from_bytes(hashlib.sha256(str(tmp_path).encode()).digest()[:6], 'big')}"
 
     def load() -> Catalog:
-        catalog = load_catalog("tests", kms=kms, type="hive", uri=metastore, warehouse=f"file://{tmp_path}/wh")
+        catalog = load_catalog("tests", kms=kms, type="hive", uri=metastore, warehouse=f"file://{tmp_path}/wh", **MIXED)
         catalog.ns = namespace  # type: ignore[attr-defined]
         return catalog
 
@@ -191,7 +191,9 @@ def test_other_encryption_in_the_metastore_is_refused(metastore: str, connect: A
         load(connect)
 
 
-def test_metadata_of_a_plaintext_table_in_its_place_are_refused(metastore: str, connect: Any) -> None:
+def test_metadata_of_a_plaintext_table_in_its_place_are_refused(
+    metastore: str, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = create(connect())
 
     def plain(raw: dict[str, Any]) -> dict[str, Any]:
@@ -199,6 +201,9 @@ def test_metadata_of_a_plaintext_table_in_its_place_are_refused(metastore: str, 
 
     rewrite(table.metadata_location, plain)
     set_parameters(metastore, connect, **{HASH: None})
+    with pytest.raises(IntegrityError, match="this process has seen the table encrypted"):
+        load(connect)
+    monkeypatch.setattr(session, "_encrypted", {})  # as in a new process
     with pytest.raises(IntegrityError, match="the metadata have None"):
         load(connect)
 

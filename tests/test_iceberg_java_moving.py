@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from datasets import MASTER
-from iceberg_tables import sql_catalog
+from iceberg_tables import MIXED, sql_catalog
 
 from ags_fast.iceberg import encrypt, expire, load_catalog, rekey, verify
 from ags_fast.jobs import LocalEngine
@@ -49,7 +49,7 @@ def test_rekey(tmp_path: Path, judge: Judge, what: str, key_length: int) -> None
     judge.append(name, [(300 + j, "in buckets") for j in range(5)])
     first = judge.sql(f"SELECT snapshot_id FROM {name}.snapshots ORDER BY committed_at")[0][0]
     before, old = judge.lineage(name), judge.rows(name, at=first)
-    table = sql_catalog(tmp_path, judge.kms).register_table("ns.t", judge.metadata_location(name))
+    table = sql_catalog(tmp_path, judge.kms, **MIXED).register_table("ns.t", judge.metadata_location(name))
     result = rekey(table, what=what, engine=HERE)
     result.raise_for_failures()
     check_newest(table)
@@ -59,7 +59,7 @@ def test_rekey(tmp_path: Path, judge: Judge, what: str, key_length: int) -> None
     judge.append(name, [(1000, "Java's")])
     judge.delete(name, "id = 302")
     assert judge.rows(name) == [row[:2] for row in before if row[0] != 302] + [(1000, "Java's")]
-    again = sql_catalog(tmp_path, judge.kms).register_table("ns.again", judge.metadata_location(name))
+    again = sql_catalog(tmp_path, judge.kms, **MIXED).register_table("ns.again", judge.metadata_location(name))
     expire(again)
     check_newest(again)
     judge.register(name, again.metadata_location)
@@ -79,7 +79,7 @@ def test_encrypt(tmp_path: Path, judge: Judge, version: int, partitioned: str) -
     judge.append(name, [(200, "later"), (3, "again")])
     before = judge.lineage(name) if version == 3 else judge.rows(name)
     clear_cache()
-    table = sql_catalog(tmp_path, judge.kms).register_table("ns.t", judge.metadata_location(name))
+    table = sql_catalog(tmp_path, judge.kms, **MIXED).register_table("ns.t", judge.metadata_location(name))
     result = encrypt(table, wrapping_key_id=MASTER, data_key_length=32, engine=HERE)
     result.raise_for_failures()
     check_newest(table)
@@ -92,7 +92,7 @@ def test_encrypt(tmp_path: Path, judge: Judge, version: int, partitioned: str) -
     assert None not in row_ids
     assert len(set(row_ids)) == len(row_ids)
     judge.append(new, [(1000, "Java's")])
-    again = sql_catalog(tmp_path, judge.kms).register_table("ns.again", judge.metadata_location(new))
+    again = sql_catalog(tmp_path, judge.kms, **MIXED).register_table("ns.again", judge.metadata_location(new))
     ours = sorted(tuple(row.values()) for row in again.scan().to_arrow().to_pylist())
     assert ours == sorted([*(row[:2] for row in before), (1000, "Java's")])
     expire(again)
@@ -107,7 +107,7 @@ def test_one_metastore(judge: Judge, version: int) -> None:
     name = judge.name()
     judge.create(name, "id BIGINT, name STRING", encrypted=False, version=version)
     judge.append(name, [(i, f"name {i}") for i in range(10)])
-    catalog = load_catalog("hive", kms=judge.kms, type="hive", uri=judge.hive_uri)
+    catalog = load_catalog("hive", kms=judge.kms, type="hive", uri=judge.hive_uri, **MIXED)
     table = catalog.load_table(name)
     encrypt(table, wrapping_key_id=MASTER, engine=HERE).raise_for_failures()
     assert judge.rows(name) == [(i, f"name {i}") for i in range(10)]

@@ -14,7 +14,7 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 import pyiceberg.io.pyarrow
 import sqlalchemy.orm
 from datasets import HERE
-from iceberg_tables import LONG, MASTER, SCHEMA, ids, new_table, rows, sql_catalog
+from iceberg_tables import LONG, MASTER, MIXED, SCHEMA, forget_encrypted, ids, new_table, rows, sql_catalog
 from killing import killed_before_steps
 
 from ags_fast.iceberg import delete, encrypt, files, rekey, rotate
@@ -116,7 +116,7 @@ class Table:
 
     def __init__(self, tmp_path: Path, kms: Mapping[str, str], make: Callable[[Any], None] = make_encrypted) -> None:
         self.folder, self.base = tmp_path, tmp_path / "base"
-        self.connect = lambda: sql_catalog(tmp_path, kms)
+        self.connect = lambda: sql_catalog(tmp_path, kms, **MIXED)
         make(self.connect())
         self.location = self.load().metadata_location
         self.base.mkdir()
@@ -130,6 +130,7 @@ class Table:
         for left in self.folder.glob("catalog.db-*"):  # a journal of a process that was killed
             os.unlink(left)
         clear_cache()
+        forget_encrypted()
 
     def load(self) -> Any:
         clear_cache()

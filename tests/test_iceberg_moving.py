@@ -12,15 +12,16 @@ import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
-from iceberg_tables import MASTER, SCHEMA, ids, new_table, rows, sql_catalog
+from iceberg_tables import MASTER, MIXED, SCHEMA, forget_encrypted, ids, new_table, rows, sql_catalog
 from killing import killed_before_steps
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from test_iceberg_rekey import keys, lineage
 
-from ags_fast.iceberg import clear_cache, delete, encrypt, expire, rekey, verify
+from ags_fast.errors import PolicyError
+from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, rekey, verify
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import edit
-from ags_fast.iceberg.work import moving
+from ags_fast.iceberg.work import heads, moving
 from ags_fast.jobs import JobResult, LocalEngine
 from ags_fast.keys.kms import KmsClient, load_kms
 
@@ -35,7 +36,7 @@ HERE = LocalEngine(0)
 
 @pytest.fixture
 def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
-    return sql_catalog(tmp_path, kms)
+    return sql_catalog(tmp_path, kms, **MIXED, **{"encryption.plaintext-files": "allow"})
 
 
 def filled(catalog: Catalog, op: str) -> Table:
@@ -82,9 +83,10 @@ def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str], op: str) 
         shutil.copytree(base / "wh", tmp_path / "wh")
         shutil.copy(base / "catalog.db", tmp_path)
         clear_cache()
+        forget_encrypted()
 
     def load() -> Table:
-        return sql_catalog(tmp_path, kms).load_table("ns.t")
+        return sql_catalog(tmp_path, kms, **MIXED, **{"encryption.plaintext-files": "allow"}).load_table("ns.t")
 
     def work() -> None:
         WORKS[op](load(), engine=HERE).raise_for_failures()
@@ -119,7 +121,7 @@ def test_what_was_cut_is_written_again(tmp_path: Path, catalog: Catalog, op: str
         raise OSError("the catalog is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(moving, "edit", fails)
+        patch.setattr(heads, "edit", fails)
         with pytest.raises(OSError, match="gone"):
             WORKS[op](table, engine=HERE)
     (plan,) = tmp_path.rglob("*.plan")
@@ -144,7 +146,7 @@ def test_a_plan_that_was_changed_is_not_used(tmp_path: Path, catalog: Catalog, m
         raise OSError("the catalog is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(moving, "edit", fails)
+        patch.setattr(heads, "edit", fails)
         with pytest.raises(OSError, match="gone"):
             rekey(table, what="data", engine=HERE)
     (plan,) = tmp_path.rglob("*.plan")
@@ -153,6 +155,99 @@ def test_a_plan_that_was_changed_is_not_used(tmp_path: Path, catalog: Catalog, m
         plan.write_bytes(change(plan.read_bytes()))
     result = rekey(table, what="data", engine=HERE)
     assert not {row.dst.removeprefix("file://") for row in result.rows if row.dst} & planned
+    check_done(table)
+
+
+def leave_plan(table: Table, op: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a job that dies after its commit, before it deletes its plan."""
+    with monkeypatch.context() as patch:
+        patch.setattr(moving.Mover, "end", lambda _: None)
+        result = WORKS[op](table, engine=HERE)
+    result.raise_for_failures()
+    return result
+
+
+def test_a_plan_that_was_committed_is_ended(tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next rekey makes new keys, since that is what its caller wants, and counts only what it does itself."""
+    table = filled(catalog, "rekey")
+    seen = [keys(table)]
+    for change in (lambda: None, lambda: table.append(rows(20, 21)), lambda: expire(table)):
+        before = leave_plan(table, "rekey", monkeypatch)
+        change()
+        assert list(tmp_path.rglob("*.plan"))
+        files_before = {one.path for one in files(table) if one.kind not in ("manifest", "manifest-list")}
+        seen.append(keys(table))
+        again = rekey(table, what="data", engine=HERE)
+        again.raise_for_failures()
+        assert again.job_id != before.job_id
+        assert {row.src for row in again.rows} == files_before
+        assert again.counts == {"ok": len(files_before), "skipped": 0, "failed": 0}
+        check_done(table)
+        seen.append(keys(table))
+        assert not set(seen[-1].values()) & set().union(*(some.values() for some in seen[:-1]))
+    assert ids(table) == [*expected("rekey"), 20]
+
+
+def test_encrypt_after_a_commit_whose_plan_is_left(
+    tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = filled(catalog, "encrypt")
+    leave_plan(table, "encrypt", monkeypatch)
+    again = WORKS["encrypt"](table, engine=HERE)
+    assert again.counts == {"ok": 0, "skipped": 2, "failed": 0}
+    assert {row.error_class for row in again.rows} == {"AlreadyThere"}
+    with pytest.raises(PolicyError, match="already"):
+        WORKS["encrypt"](table, engine=HERE)
+    expire(table)
+    check_done(table)
+
+
+def test_a_plan_whose_base_is_gone_is_given_up(
+    tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells any more whether its keys were in use."""
+    table = filled(catalog, "rekey")
+
+    def fails(*args: object) -> None:
+        raise OSError("the catalog is gone")
+
+    def begin() -> set[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(heads, "edit", fails)
+            with pytest.raises(OSError, match="gone"):
+                rekey(table, what="data", engine=HERE)
+        return {f"file://{path}" for path in tmp_path.rglob("*.p*") if path.suffix in (".parquet", ".puffin")}
+
+    before = begin()
+    table.append(rows(20, 21))
+    assert {row.dst for row in rekey(table, what="data", engine=HERE).rows} & before  # it went on
+    before = begin()
+    for i in range(2):
+        table.append(rows(30 + i, 31 + i))
+    expire(table)
+    assert not {row.dst for row in rekey(table, what="data", engine=HERE).rows} & before
+    check_done(table)
+
+
+def test_a_plan_that_cannot_be_deleted(tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = filled(catalog, "rekey")
+    real = PyArrowFileIO.delete
+
+    def delete(self: Any, location: Any) -> None:
+        if str(location).endswith(".plan"):
+            raise PermissionError(13, "Permission denied", location)
+        real(self, location)
+
+    monkeypatch.setattr(PyArrowFileIO, "delete", delete)
+    result = rekey(table, what="data", engine=HERE)
+    result.raise_for_failures()
+    assert [one for one in result.warnings if ".plan could not be deleted" in one]
+    before = keys(table)
+    monkeypatch.undo()
+    again = rekey(table, what="data", engine=HERE)
+    again.raise_for_failures()
+    assert not [one for one in again.warnings if ".plan" in one]
+    assert not set(keys(table).values()) & set(before.values())
     check_done(table)
 
 
@@ -189,8 +284,8 @@ def with_main(raw: dict[str, Any], snapshot_id: int) -> dict[str, Any]:
 def test_commits_in_between(catalog: Catalog, kms: dict[str, str], tmp_path: Path, op: str, monkeypatch: Any) -> None:
     """Files that another commit adds are moved, too; those that it removes are left out."""
     table = filled(catalog, op)
-    other = sql_catalog(tmp_path, kms).load_table("ns.t")
-    real: Any = moving.edit  # type: ignore[attr-defined]
+    other = sql_catalog(tmp_path, kms, **MIXED).load_table("ns.t")
+    real: Any = heads.edit  # type: ignore[attr-defined]
     turns = iter((0, 1))
 
     def late(*args: Any) -> Any:
@@ -201,7 +296,7 @@ def test_commits_in_between(catalog: Catalog, kms: dict[str, str], tmp_path: Pat
             other.delete("id < 10")
         return real(*args)
 
-    monkeypatch.setattr(moving, "edit", late)
+    monkeypatch.setattr(heads, "edit", late)
     WORKS[op](table, engine=HERE).raise_for_failures()
     assert ids(table) == list(range(10, 25))
     if op == "encrypt":

@@ -12,13 +12,12 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from iceberg_damage import plaintext_data, plaintext_manifest, relisted
-from iceberg_tables import SCHEMA, ids, new_table, rows, sql_catalog
+from iceberg_tables import MIXED, SCHEMA, ids, new_table, open_whole, rows, sql_catalog
 
 from ags_fast.errors import AgsError, IntegrityError, PolicyError
-from ags_fast.iceberg import delete, encrypt, expire, files, open_table, rekey, rotate, verify
+from ags_fast.iceberg import delete, encrypt, expire, files, open_table, rekey, rotate, session, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.container import read_container, write_container
-from ags_fast.iceberg.reading import open_whole
 from ags_fast.iceberg.writing import new_key
 from ags_fast.jobs import LocalEngine
 from ags_fast.keys.metadata import StandardKeyMetadata
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ALLOWS = {"encryption.plaintext-files": "allow"}
-REFUSES = {"encryption.plaintext-files": "refuse"}
+READS = {"encryption.plaintext-tables": "read"}
 HERE = LocalEngine(0)
 FORGED = 666  # the id of a row, and of a snapshot, that an attacker makes
 Raw = dict[str, Any]
@@ -43,7 +42,7 @@ class Victim:
 
     def __init__(self, folder: Path, kms: dict[str, str]) -> None:
         self.folder, self.kms = folder, kms
-        catalog = sql_catalog(folder, kms)
+        catalog = sql_catalog(folder, kms, **MIXED)
         forged = catalog.create_table("ns.forged", schema=SCHEMA)
         forged.append(rows(FORGED, FORGED + 1))
         self.forged: Raw = json.loads(local(forged.metadata_location).read_bytes())["snapshots"][-1]
@@ -170,21 +169,26 @@ def test_verify_finds_forged_rows(victim: Victim, attack: Callable[[Victim, Raw]
                 assert verify(catalog.load_table("ns.t"), engine=engine).failed
 
 
-def test_a_table_whose_signs_of_encryption_are_gone(victim: Victim) -> None:
-    seen = victim.catalog().load_table("ns.t")
+def test_a_table_whose_signs_of_encryption_are_gone(victim: Victim, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = victim.catalog(**MIXED).load_table("ns.t")
     victim.change(lambda raw: stripped_table(victim, raw))
-    assert ids(victim.catalog().load_table("ns.t")) == [FORGED]  # nothing tells a catalog that it was encrypted, but:
-    with pytest.raises(IntegrityError, match="was changed"):
-        seen.refresh()
-    with pytest.raises(PolicyError, match="is in plaintext"):
-        victim.catalog(**REFUSES).load_table("ns.t")
-    with pytest.raises(PolicyError, match="is in plaintext"):
-        open_table(victim.location, kms=victim.kms)
-    assert ids(open_table(victim.location, kms=victim.kms, **ALLOWS)) == [FORGED]
+    for reader in (
+        seen.refresh,
+        lambda: victim.catalog(**MIXED).load_table("ns.t"),
+        lambda: open_table(victim.location, kms=victim.kms, **READS),
+    ):
+        with pytest.raises(IntegrityError, match="was changed"):
+            reader()
+    monkeypatch.setattr(session, "_encrypted", {})  # as in a new process, to which nothing tells that it was encrypted
+    for refuser in (victim.catalog().load_table, lambda _: open_table(victim.location, kms=victim.kms)):
+        with pytest.raises(PolicyError, match="plaintext-tables=read"):
+            refuser("ns.t")
+    assert ids(victim.catalog(**READS).load_table("ns.t")) == [FORGED]
+    assert ids(open_table(victim.location, kms=victim.kms, **READS)) == [FORGED]
 
 
 def test_a_catalog_without_tables_in_plaintext(victim: Victim) -> None:
-    catalog = victim.catalog(**REFUSES)
+    catalog = victim.catalog()
     for create in (catalog.create_table, catalog.create_table_transaction):
         with pytest.raises(PolicyError, match="is in plaintext"):
             create("ns.plain", schema=SCHEMA)
@@ -194,10 +198,31 @@ def test_a_catalog_without_tables_in_plaintext(victim: Victim) -> None:
     table = new_table(catalog, "u")
     table.append(rows(0, 3))
     assert ids(table) == [0, 1, 2]
-    with pytest.raises(ValueError, match="'allow' or 'refuse'"):
-        victim.catalog(**{"encryption.plaintext-files": "yes"})
-    with pytest.raises(ValueError, match="'allow' or 'refuse'"):
-        open_table(victim.location, kms=victim.kms, **{"encryption.plaintext-files": "true"})
+    for name in ("encryption.plaintext-files", "encryption.plaintext-tables"):
+        with pytest.raises(ValueError, match="must be '"):
+            victim.catalog(**{name: "yes"})
+        with pytest.raises(ValueError, match="must be '"):
+            open_table(victim.location, kms=victim.kms, **{name: "true"})
+
+
+def test_a_catalog_that_reads_tables_in_plaintext(victim: Victim) -> None:
+    catalog = victim.catalog(**READS)
+    table, stored = catalog.load_table("ns.forged"), set((victim.folder / "wh").rglob("*"))
+    assert ids(table) == [FORGED]
+    for write in (
+        lambda: table.append(rows(0, 1)),
+        lambda: table.delete(),
+        lambda: table.transaction().set_properties({"owner": "x"}).commit_transaction(),
+        lambda: catalog.create_table("ns.plain", schema=SCHEMA),
+    ):
+        with pytest.raises(PolicyError, match="plaintext-tables=write"):
+            write()
+    assert set((victim.folder / "wh").rglob("*")) == stored
+    encrypt(table, wrapping_key_id="master", engine=HERE).raise_for_failures()
+    assert ids(victim.catalog().load_table("ns.forged")) == [FORGED]
+    assert sql_catalog(victim.folder, None).create_table(
+        "ns.plain", schema=SCHEMA
+    )  # PyIceberg's own way, without a KMS
 
 
 def older(victim: Victim) -> None:
@@ -239,7 +264,7 @@ def test_keys_of_a_forged_manifest(victim: Victim) -> None:
     table = victim.table
     io, raw = table.io, raw_metadata(table)
     path = raw["snapshots"][-1]["manifest-list"]
-    known = io.session.known(table.current_snapshot().manifests(io)[0].manifest_path)
+    known = io.table.known(table.current_snapshot().manifests(io)[0].manifest_path)
     listing = read_container(local(victim.forged["manifest-list"]).read_bytes())
     manifest = read_container(open_whole(known, io.inner(known.path)))
     entries = list(manifest.records())
@@ -263,20 +288,17 @@ def test_keys_of_a_forged_manifest(victim: Victim) -> None:
     older(victim)
     for permits in ({}, ALLOWS):
         again = victim.catalog(**permits).load_table("ns.t")
-        if permits:
-            assert ids(again, snapshot_id=FORGED) == [FORGED]
-        with pytest.raises(AgsError):
-            ids(again)
+        for snapshot in (FORGED, None):  # what a manifest in plaintext says of keys never counts
+            with pytest.raises(AgsError):
+                ids(again, snapshot_id=snapshot)
         if permits:
             assert ids(again, snapshot_id=again.metadata.snapshots[1].snapshot_id) == [0, 1, 2]
-            with pytest.raises(AgsError):
-                ids(again, snapshot_id=FORGED)  # what an encrypted manifest says of the path is known by now
     assert path in {row.src for row in verify(victim.catalog().load_table("ns.t")).rows if row.status == "ok"}
 
 
 def test_a_plaintext_file_that_an_encrypted_snapshot_names(tmp_path: Path, kms: dict[str, str]) -> None:
     """Also if a snapshot from before names the same file."""
-    table = sql_catalog(tmp_path, kms).create_table("ns.t", schema=SCHEMA)
+    table = sql_catalog(tmp_path, kms, **MIXED).create_table("ns.t", schema=SCHEMA)
     table.append(rows(0, 3))
     old = next(iter(table.scan().plan_files())).file
     encrypt(table, wrapping_key_id="master", engine=HERE).raise_for_failures()
@@ -317,12 +339,13 @@ def test_a_manifest_that_java_left_in_plaintext(victim: Victim) -> None:
     assert verify(table, snapshots="current").failed == []
 
 
-def test_encrypt_and_expire_need_no_permission(tmp_path: Path, kms: dict[str, str]) -> None:
-    """What reads no row of snapshots in plaintext goes on without it."""
-    table = sql_catalog(tmp_path, kms).create_table("ns.t", schema=SCHEMA)
+def test_encrypt_and_later_commits_need_no_permission(tmp_path: Path, kms: dict[str, str]) -> None:
+    """What reads no row of snapshots in plaintext goes on without it. To delete what they name takes it."""
+    table = sql_catalog(tmp_path, kms, **MIXED).create_table("ns.t", schema=SCHEMA)
     for i in range(3):
         table.append(rows(3 * i, 3 * i + 3))
     old = set((tmp_path / "wh").rglob("*.parquet")) | set((tmp_path / "wh").rglob("*.avro"))
+    before = [one.snapshot_id for one in table.metadata.snapshots]
     encrypt(table, wrapping_key_id="master", engine=HERE).raise_for_failures()
     again = sql_catalog(tmp_path, kms).load_table("ns.t")
     assert "encryption.plaintext-files" not in again.properties
@@ -335,7 +358,17 @@ def test_encrypt_and_expire_need_no_permission(tmp_path: Path, kms: dict[str, st
     assert ids(again) == ids(open_table(again.metadata_location, kms=kms)) == expected
     planned = {row.src for row in expire(again, dry_run=True).rows}
     assert {f"file://{path}" for path in old} <= planned
-    expire(again).raise_for_failures()
+    done = expire(again)
+    assert not done.failed
+    assert f"{3 + len(old)} files or snapshots" in done.warnings[0]
+    left = {row.src: row for row in done.rows if row.status == "skipped"}
+    assert left.keys() == {f"file://{path}" for path in old} | {str(one) for one in before}
+    assert all("encryption.plaintext-files=allow" in str(row.error) for row in left.values())
+    assert all(path.exists() for path in old)
+    assert [one["snapshot-id"] for one in raw_metadata(again)["snapshots"]][:3] == before
+    allows = sql_catalog(tmp_path, kms, **ALLOWS).load_table("ns.t")
+    assert expire(allows).counts["skipped"] == 0
+    again.refresh()
     assert not any(path.exists() for path in old)
     assert not [name for name in again.properties if "plaintext" in name]
     assert verify(again, orphans=True).failed == []

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from iceberg_damage import plaintext_data, plaintext_manifest, relisted
-from iceberg_tables import KEY_ID, MASTER, SCHEMA, ids, new_table, rows, sql_catalog
+from iceberg_tables import KEY_ID, MASTER, MIXED, SCHEMA, ids, new_table, rows, sql_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import StagedTable
 from pyiceberg.types import NestedField, TimestampNanoType
@@ -32,7 +32,7 @@ RAW: dict[str, Any] = {"format-version": 3, "properties": {KEY_ID: MASTER}, "sna
 
 @pytest.fixture
 def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
-    return sql_catalog(tmp_path, kms)
+    return sql_catalog(tmp_path, kms, **MIXED)
 
 
 def stored(folder: Path) -> dict[str, bytes]:
@@ -59,9 +59,9 @@ def stored(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_metadata_that_are_refused(change: dict[str, Any]) -> None:
-    policy.check_raw(RAW, "here")
+    policy.check_raw(RAW, "here", policy.Plaintext())
     with pytest.raises(PolicyError):
-        policy.check_raw({**RAW, **change}, "here")
+        policy.check_raw({**RAW, **change}, "here", policy.Plaintext())
 
 
 def test_changed_metadata_are_refused_at_loading(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:

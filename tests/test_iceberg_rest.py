@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from datasets import MASTER as KEPT
-from iceberg_tables import KEY_ID, LONG, MASTER, SCHEMA, ids, key_forms, new_table, rows
+from iceberg_tables import KEY_ID, LONG, MASTER, MIXED, SCHEMA, ids, key_forms, new_table, rows
 from programs import iceberg_writers
 from programs.iceberg_writers import append_until_done
 from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
@@ -24,7 +24,7 @@ from requests.adapters import HTTPAdapter
 from servers.iceberg_rest import iceberg_rest
 from support import finish_python, program, start_python
 
-from ags_fast.errors import ConcurrentChangeError, PolicyError, UnsupportedChangeError
+from ags_fast.errors import ConcurrentChangeError, FormatError, KeyAccessError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import delete, encrypt, expire, files, load_catalog, open_table, rekey, rotate, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.session import clear_cache
@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def connect(server: str, kms: dict[str, str]) -> Callable[..., Any]:
-    return lambda **more: load_catalog("tests", kms=kms, **{"type": "rest", "uri": server} | more)
+    return lambda **more: load_catalog("tests", kms=kms, **{"type": "rest", "uri": server} | MIXED | more)
 
 
 @pytest.fixture
@@ -231,6 +231,39 @@ def test_a_session_that_has_forgotten(connect: Callable[..., Any], table: Any) -
     assert [one["first-row-id"] for one in raw_of(table)["snapshots"]] == [0, 3]
 
 
+def test_branches_that_move_keep_their_retention(catalog: Any, namespace: str, table: Any) -> None:
+    """The server stores what it is sent, and PyIceberg sends no retention when a branch moves."""
+    table.append(rows(0, 2))
+    first = table.current_snapshot().snapshot_id
+    table.manage_snapshots().create_branch(first, "main", min_snapshots_to_keep=3).commit()
+    table.manage_snapshots().create_branch(first, "line", max_ref_age_ms=9 * 86_400_000).commit()
+    table.manage_snapshots().create_tag(first, "mark", max_ref_age_ms=1).commit()
+    table.append(rows(2, 4))
+    table.append(rows(4, 6), branch="line")
+    table.manage_snapshots().create_tag(first, "mark").commit()
+    refs = raw_of(catalog.load_table(f"{namespace}.t"))["refs"]
+    assert refs["main"]["min-snapshots-to-keep"] == 3
+    assert refs["line"]["max-ref-age-ms"] == 9 * 86_400_000
+    assert refs["line"]["snapshot-id"] != first != refs["main"]["snapshot-id"]
+    assert "max-ref-age-ms" not in refs["mark"]
+
+
+def test_settings_are_checked_before_the_server_is_asked(
+    catalog: Any, namespace: str, connect: Callable[..., Any], wire: Wire
+) -> None:
+    sent = len(wire.posted)
+    for properties, error in (
+        ({"encryption.key_id": MASTER}, ValueError),
+        ({KEY_ID: "nobody"}, KeyAccessError),
+        ({"encryption.data-key-length": "32"}, PolicyError),
+    ):
+        with pytest.raises(error):
+            catalog.create_table(f"{namespace}.new", schema=SCHEMA, properties=properties)
+    with pytest.raises(ValueError, match="allowed-key-ids"):
+        connect(**{"encryption.allowed-key-id": "x"})
+    assert len(wire.posted) == sent
+
+
 def test_drop_purge_rename_and_register(catalog: Any, namespace: str, table: Any) -> None:
     table.append(rows(0, 3))
     renamed = catalog.rename_table(f"{namespace}.t", f"{namespace}.u")
@@ -363,7 +396,7 @@ def test_a_table_in_plaintext_is_encrypted(
     assert raw_of(table)["format-version"] == version
     assert not encrypt(table, wrapping_key_id=MASTER, engine=LocalEngine(0)).failed
     table.append(rows(10, 13))
-    other = connect().load_table(table.name())
+    other = connect(**{"encryption.plaintext-files": "allow"}).load_table(table.name())
     assert ids(other) == [*range(commits), 10, 11, 12]
     expire(other)
     raw = raw_of(other)
@@ -688,6 +721,113 @@ def test_a_server_does_not_choose_for_the_catalog(connect: Callable[..., Any], w
     wire.after = lambda body: body.setdefault("overrides", {}).update({name: "evil"})
     with pytest.raises(PolicyError, match="the server sends"):
         connect()
+
+
+@pytest.mark.parametrize("name", ["s3.retry-strategy-impl", "write.py-location-provider.impl", "py-io-impl"])
+@pytest.mark.parametrize("place", ["config", "storage-credentials", "properties"])
+def test_a_server_names_no_code(catalog: Any, namespace: str, wire: Wire, name: str, place: str) -> None:
+    """Not for a table in plaintext either, and at no change of it."""
+    table = catalog.create_table(f"{namespace}.plain", schema=SCHEMA)
+
+    def change(body: dict[str, Any]) -> None:
+        if place == "properties" and "metadata" in body:
+            body["metadata"]["properties"][name] = "evil.Class"
+        elif place != "properties":
+            config = {name: "evil.Class"}
+            body[place] = config if place == "config" else [{"prefix": "file:", "config": config}]
+
+    wire.after = change
+    for call in (lambda: catalog.load_table(table.name()), lambda: table.append(rows(0, 3)), table.refresh):
+        with pytest.raises(PolicyError, match=name):
+            call()
+
+
+def test_a_server_chooses_no_class_that_authenticates(connect: Callable[..., Any], wire: Wire) -> None:
+    """PyIceberg takes this class before the catalog is there, and calls it with the arguments that are sent."""
+    evil = {"type": "custom", "impl": "subprocess.Popen", "custom": {"args": ["false"]}}
+    wire.after = lambda body: body.setdefault("overrides", {}).update({"auth": evil, "ssl": {"cabundle": "/x"}})
+    made = connect()
+    assert not {"auth", "ssl"} & made.properties.keys()
+    wire.after = lambda body: body.setdefault("defaults", {}).update({"s3.retry-strategy-impl": "evil.Class"})
+    with pytest.raises(PolicyError, match="the server sends"):
+        connect()
+
+
+@pytest.mark.parametrize(
+    "sent", [{"prefix": "x?"}, {"prefix": "x#y"}, {"namespace-separator": "%2F"}, {"uri": "h://x?"}]
+)
+def test_a_server_does_not_hide_what_a_request_asks(connect: Callable[..., Any], wire: Wire, sent: Any) -> None:
+    """The path would end earlier, and the answer be taken for another's."""
+    wire.after = lambda body: body.setdefault("overrides", {}).update(sent)
+    with pytest.raises(PolicyError, match="paths of requests"):
+        connect()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-8"])
+def test_an_answer_is_checked_as_pyiceberg_decodes_it(
+    catalog: Any, namespace: str, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    plain = catalog.create_table(f"{namespace}.plain", schema=SCHEMA)
+    send = HTTPAdapter.send
+
+    def sent(adapter: HTTPAdapter, *args: Any, **named: Any) -> Response:
+        answer = send(adapter, *args, **named)
+        body = answer.json()
+        body["metadata"]["properties"] = {"py-io-impl": "evil.run"}
+        vars(answer)["_content"] = json.dumps(body).encode(encoding)
+        answer.encoding = encoding
+        return answer
+
+    monkeypatch.setattr(HTTPAdapter, "send", sent)
+    with pytest.raises(PolicyError, match="py-io-impl"):
+        catalog.load_table(plain.name())
+
+
+@pytest.mark.parametrize("change", [{"snapshots": "x"}, {"refs": []}, {"last-updated-ms": "7"}, {"location": 7}])
+def test_an_answer_of_odd_types(catalog: Any, table: Any, wire: Wire, change: dict[str, Any]) -> None:
+    wire.after = lambda body: body["metadata"].update(change)
+    with pytest.raises(FormatError, match="is not table metadata"):
+        catalog.load_table(table.name())
+
+
+def test_a_server_does_not_redirect(catalog: Any, table: Any, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = HTTPAdapter.send
+
+    def elsewhere(adapter: HTTPAdapter, request: PreparedRequest, *args: Any, **named: Any) -> Response:
+        answer = send(adapter, request, *args, **named)
+        if "/tables/" in str(request.url):
+            answer.status_code = 307
+            answer.headers["Location"] = str(request.url).replace("/tables/", "/x/")
+        return answer
+
+    monkeypatch.setattr(HTTPAdapter, "send", elsewhere)
+    for call in (lambda: catalog.load_table(table.name()), lambda: table.append(rows(0, 1)), lambda: rotate(table)):
+        with pytest.raises(PolicyError, match="redirects to"):
+            call()
+    assert not [one for one in wire.requests if "/x/" in str(one.url)]
+
+
+@pytest.mark.parametrize("properties", [{}, {KEY_ID: MASTER}])
+def test_properties_that_pyiceberg_is_not_shown(
+    connect: Callable[..., Any], catalog: Any, namespace: str, properties: dict[str, str]
+) -> None:
+    name = f"{namespace}.t"
+    made = catalog.create_table_transaction(name, schema=SCHEMA, properties={**properties, "comment": "x"})
+    made.append(rows(0, 3))
+    made.commit_transaction()
+    table = connect().load_table(name)
+    assert table.properties["comment"] == "x"
+    assert "comment" not in table.metadata.properties
+    table.transaction().set_properties({"comment": "y", "team": "z"}).commit_transaction()
+    assert raw_of(table)["properties"].items() >= {"comment": "y", "team": "z"}.items()
+    with table.transaction() as transaction:
+        transaction.remove_properties("comment")
+        transaction.append(rows(3, 4))
+    raw = raw_of(table)["properties"]
+    assert raw == table.properties
+    assert "comment" not in raw
+    assert raw["team"] == "z"
+    assert ids(connect().load_table(name)) == [0, 1, 2, 3]
 
 
 def test_a_server_sends_credentials(catalog: Any, table: Any, wire: Wire) -> None:

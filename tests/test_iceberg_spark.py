@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
     pytest.skip("there is no Java runtime", allow_module_level=True)
 
-from iceberg_tables import MASTER, SCHEMA, ids, new_table, rows, sql_catalog
+from iceberg_tables import MASTER, MIXED, SCHEMA, ids, new_table, rows, sql_catalog
 from spark_jobs import connect_session
 from spark_sessions import SESSIONS
 from test_iceberg_rekey import keys, lineage
@@ -38,7 +38,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[SparkEngine]:
 
 
 def test_encrypt_and_rekey(tmp_path: Path, kms: dict[str, str], engine: SparkEngine) -> None:
-    table = sql_catalog(tmp_path, kms).create_table("ns.t", schema=SCHEMA)
+    allows = {**MIXED, "encryption.plaintext-files": "allow"}  # to expire what is in plaintext
+    table = sql_catalog(tmp_path, kms, **allows).create_table("ns.t", schema=SCHEMA)
     for first in (0, 10, 20, 30):
         table.append(rows(first, first + 10))
     result = encrypt(table, wrapping_key_id=MASTER, engine=engine)

@@ -19,7 +19,7 @@ import ags_fast.iceberg
 from ags_fast.errors import KeyAccessError, PolicyError
 from ags_fast.iceberg import SqlCatalog
 from ags_fast.iceberg.commit import raw_metadata
-from ags_fast.iceberg.session import kms_properties
+from ags_fast.iceberg.session import kms_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,10 +149,8 @@ def test_guards_of_the_kms_are_not_lost(
     tmp_path: Path, kms: dict[str, str], more: dict[str, str], error: type[Exception], message: str
 ) -> None:
     place: Any = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/wh"}
-    catalog = ags_fast.iceberg.load_catalog("tests", kms=None, **place, **kms, **more)
-    catalog.create_namespace("ns")
     with pytest.raises(error, match=message):
-        new_table(catalog).append(rows(0, 3))
+        new_table(ags_fast.iceberg.load_catalog("tests", kms=None, **place, **kms, **more))
 
 
 def test_what_a_kms_is_told_of_a_catalog() -> None:
@@ -165,5 +163,5 @@ def test_what_a_kms_is_told_of_a_catalog() -> None:
         "gcs.impersonate.service-account": "s",
     }
     others = {"client.secret-access-key": "secret", "s3.region": "x", KEY_ID: MASTER, "uri": "u"}
-    assert kms_properties({**told, **others}) == told
-    assert kms_properties(others) is None
+    assert kms_of({**told, **others}) == told
+    assert kms_of(others) is None

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import pyarrow as pa
-from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
+from iceberg_tables import KEY_ID, MASTER, MIXED, ids, new_table, rows, sql_catalog
 from pyiceberg import expressions
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
-    return sql_catalog(tmp_path, kms)
+    return sql_catalog(tmp_path, kms, **MIXED)
 
 
 NESTED = pa.schema(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pickle
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,18 +15,21 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import pyarrow.parquet as pq
 from iceberg_damage import avro_data, lost_key, plaintext_data, plaintext_manifest, relisted
-from iceberg_tables import SCHEMA, new_table, rows, sql_catalog
+from iceberg_tables import KEY_ID, MASTER, MIXED, SCHEMA, new_table, rows, sql_catalog
 from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
 from shares import rest_in_more
 from support import flip
 
 from ags_fast.errors import PolicyError
-from ags_fast.iceberg import delete, expire, files, open_table, rekey, verify
+from ags_fast.iceberg import delete, encrypt, expire, files, inspecting, open_table, rekey, rotate, verify
 from ags_fast.iceberg.commit import edit
 from ags_fast.iceberg.writing import write_sealed
 from ags_fast.jobs import LocalEngine
+from ags_fast.keys import load_kms
+from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyiceberg.catalog import Catalog
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def catalog(tmp_path: Path, kms: dict[str, str]) -> Catalog:
-    return sql_catalog(tmp_path, kms)
+    return sql_catalog(tmp_path, kms, **MIXED)
 
 
 @pytest.fixture
@@ -338,10 +343,10 @@ def test_orphans_that_are_encrypted_are_skipped(table: Any) -> None:
 
 
 def test_a_plan_that_is_left_is_told(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ags_fast.iceberg.work import moving
+    from ags_fast.iceberg.work import heads
 
     with monkeypatch.context() as patch:
-        patch.setattr(moving, "edit", lambda *_: 1 / 0)
+        patch.setattr(heads, "edit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             rekey(table, what="data", engine=LocalEngine(0))
     left = {row.src: row for row in verify(table, orphans=True).rows if row.status == "skipped"}
@@ -363,7 +368,7 @@ def test_what_older_metadata_name_is_no_orphan(table: Table) -> None:
 
 
 def test_other_spellings_of_locations() -> None:
-    from ags_fast.iceberg.orphans import normal
+    from ags_fast.iceberg.locations import normal
 
     assert normal("file:/a/b") == normal("file:///a/b") == normal("/a/b") == "/a/b"
     assert normal("s3a://x/y") == normal("s3://x/y") != normal("s3://x/z")
@@ -389,3 +394,96 @@ def test_fsspec_lists_too(tmp_path: Path, kms: dict[str, str]) -> None:
     location = table.location()
     through = [set(stored_files(Spy(one), location)) for one in (FsspecFileIO({}), table.io.inner(location))]  # type: ignore[arg-type]
     assert through[0] == through[1] != set()
+
+
+# ---------------------------------------------------------------------------------- what somebody did to the metadata
+
+
+def attack(table: Table, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the metadata file in the storage."""
+    with open(place(table.metadata_location)) as file:
+        raw = json.load(file)
+    change(raw)
+    with open(place(table.metadata_location), "w") as file:
+        json.dump(raw, file)
+
+
+@pytest.mark.parametrize("name", ["py-io-impl", "write.py-location-provider.impl", "s3.endpoint"])
+def test_properties_that_are_refused(tmp_path: Path, table: Table, kms: dict[str, str], name: str) -> None:
+    """Nothing loads the table, but to verify it. Such a handle writes nothing."""
+    attack(table, lambda raw: raw["properties"].update({name: "evil.run"}))
+    for load in (
+        lambda: sql_catalog(tmp_path, kms).load_table("ns.t"),
+        lambda: open_table(table.metadata_location, kms=kms),
+    ):
+        with pytest.raises(PolicyError, match=name):
+            load()
+        with inspecting():
+            loaded: Any = load()
+        assert name not in loaded.metadata.properties
+        (row,) = bad(verify(loaded))
+        assert (row.src, row.format, row.error_class) == (table.metadata_location, "metadata", "PolicyError")
+        assert name in str(row.error)
+    with inspecting():
+        loaded = sql_catalog(tmp_path, kms).load_table("ns.t")
+    before = set(tmp_path.rglob("*"))
+    for call in (lambda: loaded.append(rows(9, 10)), lambda: rotate(loaded), lambda: expire(loaded)):
+        with pytest.raises(PolicyError, match=name):
+            call()
+    assert before <= set(tmp_path.rglob("*"))
+
+
+def test_places_outside_of_the_table(tmp_path: Path, table: Table, kms: dict[str, str]) -> None:
+    elsewhere = f"file://{tmp_path}/elsewhere"
+    assert verify(table).warnings == []
+    table.transaction().set_properties({"write.data.path": elsewhere}).commit_transaction()
+    table.append(rows(9, 10))
+    files_, next_ = verify(table).warnings
+    assert "1 files are not below" in files_
+    assert elsewhere in files_
+    assert "write.data.path" in next_
+    roots = sql_catalog(tmp_path, kms, **{"encryption.delete-roots": elsewhere}).load_table("ns.t")
+    assert verify(roots).warnings == []  # the user knows of this place
+
+    def change(raw: dict[str, Any]) -> None:
+        raw.update(location=f"file://{tmp_path}", properties={KEY_ID: MASTER})
+        raw["metadata-log"].append({"metadata-file": "file:///etc/passwd", "timestamp-ms": 1})
+
+    attack(table, change)
+    files_, next_ = verify(sql_catalog(tmp_path, kms).load_table("ns.t")).warnings
+    assert "2 files" in files_
+    assert f"location, where its next files go, is not below its own folder: file://{tmp_path}" in next_
+
+
+def test_keys_that_somebody_added(tmp_path: Path, table: Table, kms: dict[str, str]) -> None:
+    """A KEK under another master key, and one with a time by which it stays the newest."""
+    local.create_key(kms, "mallory")
+    later = str(int(time.time() * 1000) + 10**9)
+    key = load_kms(kms).wrap_key(os.urandom(16), "mallory")
+    entry = {
+        "key-id": "hers",
+        "encrypted-key-metadata": base64.b64encode(key).decode(),
+        "encrypted-by-id": "mallory",
+        "properties": {"KEY_TIMESTAMP": later},
+    }
+    attack(table, lambda raw: raw["encryption-keys"].append(entry))
+    found = verify(sql_catalog(tmp_path, kms).load_table("ns.t")).warnings
+    assert any("several master keys" in text and "mallory, master" in text for text in found)
+    assert any("the KEK hers is newer" in text for text in found)
+
+
+def test_another_key_id(tmp_path: Path, table: Table, kms: dict[str, str]) -> None:
+    attack(table, lambda raw: raw["properties"].update({KEY_ID: "mallory"}))
+    (text,) = verify(sql_catalog(tmp_path, kms).load_table("ns.t")).warnings
+    assert "mallory, master" in text
+
+
+def test_snapshots_in_plaintext_that_were_not_chosen(tmp_path: Path, catalog: Catalog) -> None:
+    plain = catalog.create_table("ns.plain", schema=SCHEMA)
+    plain.append(rows(0, 3))
+    encrypt(plain, wrapping_key_id=MASTER, engine=LocalEngine(0)).raise_for_failures()
+    before = str(plain.metadata.snapshots[0].snapshot_id)
+    (text,) = verify(plain, snapshots="current").warnings
+    assert text == f"snapshots in plaintext were not chosen: {before}"
+    (text,) = verify(plain).warnings
+    assert before in text

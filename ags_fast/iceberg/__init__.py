@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.encryption import encrypt
     from ags_fast.iceberg.expiry import expire
     from ags_fast.iceberg.io import FileIO
+    from ags_fast.iceberg.properties import inspecting
     from ags_fast.iceberg.rekeying import rekey
     from ags_fast.iceberg.rest import RestCatalog
     from ags_fast.iceberg.rotation import rotate
@@ -37,6 +38,7 @@ __all__ = [
     "encrypt",
     "expire",
     "files",
+    "inspecting",
     "load_catalog",
     "open_table",
     "rekey",
@@ -53,6 +55,7 @@ _HOMES = {
     "encryption": ("encrypt",),
     "expiry": ("expire",),
     "io": ("FileIO",),
+    "properties": ("inspecting",),
     "rekeying": ("rekey",),
     "rest": ("RestCatalog",),
     "rotation": ("rotate",),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.exceptions import CommitFailedException
 
 from ags_fast.errors import ConcurrentChangeError, PolicyError
 from ags_fast.iceberg import metadata
 from ags_fast.iceberg.io import FileIO
 from ags_fast.iceberg.reading import load_metadata
+from ags_fast.iceberg.session import Base, committing, seen_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,13 +19,10 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.session import Session
 
-__all__ = ["edit", "raw_metadata", "table_io", "table_session"]
+__all__ = ["edit", "raw_metadata", "table_io"]
 
 ATTEMPTS = 20  # commits that others came first to
-# What a REST server derives: see ags_fast.iceberg.rest.updates, also for the sequence number that an edit takes.
-OF_EACH_COMMIT = ("last-updated-ms", "metadata-log", "last-sequence-number")
 
 
 def table_io(table: Table) -> FileIO:
@@ -34,34 +32,47 @@ def table_io(table: Table) -> FileIO:
     return table.io
 
 
-def table_session(table: Table) -> Session:
-    """Return the session of a table's catalog."""
-    return table_io(table).session
-
-
 def raw_metadata(table: Table) -> Raw:
     """Return the raw metadata of the table as it was loaded."""
     io = table_io(table)
     return load_metadata(io.session, table.metadata_location, io.inner(table.metadata_location))
 
 
+def begin(table: Table) -> None:
+    """See before a transaction writes anything that the metadata of an encrypted table are as they were read.
+
+    IntegrityError if they are in plaintext: the rows would be lost. The commit needs them, too, and takes them from
+    the session, if no other commit comes first.
+    """
+    io, location = table_io(table), table.metadata_location
+    if not io.encrypted or not io.session.stored(location):
+        return
+    try:
+        data = metadata.read(io.inner(location).new_input(location))
+    except FileNotFoundError:  # expired: then other commits came first
+        return
+    if data == io.session.stored(location):
+        seen_again.set(location)
+        return
+    token = committing.set(Base(None, io))
+    try:
+        io.session.check_metadata(metadata.parse(data, location), location)
+    finally:
+        committing.reset(token)
+
+
 def edit(table: Table, change: Callable[[Raw], Raw]) -> Raw:
-    """Commit an edit of a table's raw metadata: one new metadata file. Afterwards `table` is that version.
+    """Commit an edit of a table's raw metadata, and return them: one new metadata file. Then `table` is that version.
 
-    Args:
-        table: A table of a catalog of ags_fast.iceberg.
-        change: Gets the newest raw metadata, and returns the new ones: it changes nothing in place, and may be called
-            again, if another commit came first. It may return its argument: then nothing is committed.
-
-    Returns:
-        The new raw metadata.
+    `change` gets the newest raw metadata, and returns the new ones: it changes nothing in place, and may be called
+    again, if another commit came first. It may return its argument: then nothing is committed.
 
     Raises:
         ConcurrentChangeError: Other commits came first, 20 times in a row.
-        CommitStateUnknownException: The catalog does not know whether it made the commit, and the newest metadata do
-            not show that it did.
+        CommitStateUnknownException: It is not known whether the commit was made. Of any other error of the catalog or
+            the network that is not known, either, but the newest metadata did not show it.
     """
-    session = table_session(table)
+    session = table_io(table).session
     for _ in range(ATTEMPTS):
         table.refresh()
         base = raw_metadata(table)
@@ -75,37 +86,11 @@ def edit(table: Table, change: Callable[[Raw], Raw]) -> Raw:
                 transaction.set_properties({metadata.MARK: mark})
         except CommitFailedException:
             continue
-        except CommitStateUnknownException:
-            table.refresh()
-            if not _was_made(table, session.written(mark), made):
-                raise
         finally:
             session.set_edit(mark, None)
         table.refresh()
         return raw_metadata(table)
     raise ConcurrentChangeError(f"other commits came first, {ATTEMPTS} times in a row: try again")
-
-
-def _was_made(table: Table, written: str | None, made: Raw) -> bool:
-    """Tell whether the newest metadata are those of an edit, or follow them.
-
-    Args:
-        table: The table, newly loaded.
-        written: The metadata file of the edit; None if a server writes it.
-        made: What the edit made.
-    """
-    raw = raw_metadata(table)
-    if written is not None:
-        return written in (table.metadata_location, *(one["metadata-file"] for one in raw.get("metadata-log") or ()))
-    return _content(raw) == _content(made)
-
-
-def _content(raw: Raw) -> Raw:
-    """Return what an edit changes, and a server stores as it is. Keys have no order."""
-    content = {name: value for name, value in raw.items() if name not in OF_EACH_COMMIT and value != []}
-    if "encryption-keys" in content:
-        content["encryption-keys"] = {one["key-id"]: one for one in content["encryption-keys"]}
-    return content
 
 
 def _once(base: Raw, made: Raw, change: Callable[[Raw], Raw]) -> Callable[[Raw], Raw]:

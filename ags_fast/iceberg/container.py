@@ -6,51 +6,63 @@ writing a value again gives the same bytes. The header keeps the schema's own te
 
 from __future__ import annotations
 
+import bz2
 import copy
 import functools
 import io
 import json
 import os
 import zlib
-from array import array
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import fastavro
+import pyarrow as pa
 from fastavro.schema import SchemaParseException
 
-from ags_fast._core import (
-    AVRO_BYTES,
-    AVRO_FIXED,
-    AVRO_ITEMS,
-    AVRO_NULL,
-    AVRO_NUMBER,
-    AVRO_RECORD,
-    AVRO_UNION,
-    avro_pick,
-)
+from ags_fast._core import AVRO_BYTES, AVRO_NULL, AVRO_NUMBER, avro_pick
+from ags_fast.avro.blocks import MAX_BLOCK_NBYTES, SYNC_NBYTES, decompress, encode, walk
+from ags_fast.avro.checking import picking
+from ags_fast.avro.container import MAGIC, encode_header, parse_header
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["Container", "Layout", "Picker", "field_of", "read_container", "record_fields", "write_container"]
+__all__ = ["Container", "Layout", "Picker"]
+__all__ += ["codec_of", "field_of", "read_container", "record_fields", "write_container"]
 
-MAGIC = b"Obj\x01"
-SYNC_NBYTES = 16
 BLOCK_NBYTES = 1 << 20  # of plain records in a block, about
-NESTING = 32  # of a schema
 HEADS = 8  # that are kept
+TEXTS = (100, 101, 131, 143, 500, 519)  # ids of fields of text or bytes; all others that are picked are numbers
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, SchemaParseException)
+
+CODEC = "write.avro.compression-codec"  # a table's property: what manifests and lists are compressed by
+CODECS = {"gzip": "deflate", "zstd": "zstandard", "uncompressed": "null"}  # names of Iceberg, and those of Avro
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "null": lambda data: data,
+    "deflate": lambda data: zlib.compress(data, wbits=-15),
+    "bzip2": bz2.compress,
+    "snappy": lambda data: pa.compress(data, "snappy", asbytes=True) + zlib.crc32(data).to_bytes(4, "big"),
+    "zstandard": lambda data: pa.compress(data, "zstd", asbytes=True),
+}
 
 Schema = dict[str, Any]
+
+
+def codec_of(properties: Mapping[str, Any]) -> str:
+    """Return the codec that a table's properties ask for, by Avro's name. ValueError if nobody knows it."""
+    given = str(properties.get(CODEC, "gzip")).lower()
+    codec = CODECS.get(given, given)
+    if codec not in COMPRESSORS:
+        raise ValueError(f"{CODEC} is {given!r}: it must be one of {', '.join(sorted({*COMPRESSORS, *CODECS}))}")
+    return codec
 
 
 class Layout:
     """A schema, and what is derived from it once for all files that have it.
 
     Attributes:
-        schema: The schema, parsed.
         plain: The schema without logical types, as fastavro takes it.
         many: That of an array of such records, which is decoded in one call.
     """
@@ -62,7 +74,8 @@ class Layout:
                 raise FormatError("the Avro file is not one of records")
             self.plain = fastavro.parse_schema(_plain(self.schema))
             self.many = fastavro.parse_schema({"type": "array", "items": _plain(self.schema)})
-        except (ValueError, TypeError, SchemaParseException):
+            record_fields(self.schema)
+        except MALFORMED:
             raise FormatError("the Avro file has a malformed schema") from None
         self._derived: dict[Callable[[Schema], Any], Any] = {}
 
@@ -79,48 +92,40 @@ layout_of = functools.lru_cache(maxsize=256)(Layout)
 class _Head:
     """What stands before the sync marker of a container. Manifests of one table and partition spec have the same.
 
-    Attributes:
-        layout: The schema of a record.
-        meta: The other entries, without ``avro.schema`` and ``avro.codec``.
-        decompress: Decompresses a block.
+    `meta` has its entries without ``avro.schema`` and ``avro.codec``.
     """
 
-    def __init__(self, source: io.BytesIO) -> None:
-        if source.read(4) != MAGIC:
+    def __init__(self, data: bytes) -> None:
+        if data[: len(MAGIC)] != MAGIC:
             raise FormatError("the file is not an Avro file: its first 4 bytes are another format's")
-        self.meta: dict[str, bytes] = {}
-        while count := _long(source):
-            if count < 0:
-                count = -count
-                _long(source)
-            for _ in range(count):
-                name = _bytes(source).decode("utf-8", "replace")
-                self.meta[name] = _bytes(source)
-        self.decompress = _decompressor(self.meta.pop("avro.codec", b"null").decode("utf-8", "replace"))
+        try:
+            self.meta, end = parse_header(data, len(data))
+        except IndexError:
+            raise FormatError("the plaintext is not an intact Avro file: its header is cut") from None
+        self.nbytes = end - SYNC_NBYTES
+        self.codec = self.meta.pop("avro.codec", b"").decode("utf-8", "replace") or "null"
         self.layout = layout_of(self.meta.pop("avro.schema", b""))
         self._shown: dict[bytes, bytes] = {}
 
     def shown(self, schema: bytes) -> bytes:
         """Return the head of a container without a codec that has another schema."""
         if schema not in self._shown:
-            self._shown[schema] = _header(schema, self.meta, b"", b"null")
+            self._shown[schema] = encode_header(schema, b"", more=self.meta)
         return self._shown[schema]
 
 
 _heads: dict[bytes, _Head] = {}  # those that came last, by their bytes
 
 
-def _head_of(data: bytes) -> tuple[_Head, int]:
-    """Return the head of a container, and its length in bytes."""
+def _head_of(data: bytes) -> _Head:
     for encoded, head in list(_heads.items()):
         if data.startswith(encoded):
-            return head, len(encoded)
-    source = io.BytesIO(data)
-    head = _Head(source)
+            return head
+    head = _Head(data)
     if len(_heads) >= HEADS:
         _heads.pop(next(iter(_heads)), None)
-    _heads[data[: source.tell()]] = head
-    return head, source.tell()
+    _heads[data[: head.nbytes]] = head
+    return head
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +133,8 @@ class Container:
     """A container whose blocks are decompressed.
 
     Attributes:
-        head: What stands before the sync marker.
         sync: The sync marker, 16 bytes.
-        blocks: The records of each block, and their number.
+        blocks: Of each block the number of its records, and these.
     """
 
     head: _Head
@@ -157,9 +161,7 @@ class Container:
         for count, block in self.blocks:
             if not count:
                 continue
-            head = bytearray()
-            _put_long(head, count)
-            source = io.BytesIO(b"".join((head, block, b"\0")))
+            source = io.BytesIO(b"".join((encode(count), block, b"\0")))
             try:
                 found: Any = fastavro.schemaless_reader(source, self.layout.many, None)
             except (ValueError, TypeError, LookupError, EOFError, OverflowError) as error:
@@ -172,9 +174,6 @@ class Container:
         """Yield the values of some fields of each record, None where there is none, without decoding the rest.
 
         Values that the picker wipes are zeros in the container afterwards.
-
-        Args:
-            picker: Makes the picker of a schema.
         """
         chosen: Picker = self.layout.derived(picker)
         slots, wiped, step = chosen.slots, chosen.wiped, 2 * len(chosen.slots)
@@ -206,39 +205,35 @@ class Container:
 def read_container(data: bytes | memoryview) -> Container:
     """Read a container, decompressed. FormatError if any part of the container is malformed or cut."""
     data = bytes(data)
-    head, at = _head_of(data)
-    source = io.BytesIO(data)
-    source.seek(at)
-    sync = _exactly(source, SYNC_NBYTES)
+    head = _head_of(data)
+    begin = head.nbytes + SYNC_NBYTES
+    sync, view = data[head.nbytes : begin], memoryview(data)[begin:]
+    found, used, _ = walk(view, sync, len(view))
+    if used < len(view) or len(sync) < SYNC_NBYTES:
+        raise FormatError("the Avro file is cut short")
     blocks = []
-    while source.tell() < len(data):
-        count, block = _long(source), _bytes(source)
-        if count < 0 or _exactly(source, SYNC_NBYTES) != sync:
-            raise FormatError("a block of the Avro file does not end with the file's sync marker")
-        blocks.append((count, bytearray(head.decompress(block))))
+    for count, first, stop in found:
+        body = view[first:stop]
+        plain = body if head.codec == "null" else decompress(head.codec, body, MAX_BLOCK_NBYTES)
+        blocks.append((count, bytearray(plain)))
     return Container(head, sync, blocks)
 
 
 def write_container(
     schema: Schema, meta: dict[str, bytes], records: Iterable[dict[str, Any]], codec: str = "deflate"
 ) -> bytes:
-    """Return a container.
+    """Return a container of records as `Container.records` yields them: values without their logical types.
 
-    Args:
-        schema: The schema, with Iceberg's field ids.
-        meta: Other entries of the header.
-        records: As `Container.records` yields them: values without their logical types.
-        codec: ``deflate`` or ``null``.
+    The schema has Iceberg's field ids. meta: other entries of the header. codec: as `codec_of` returns it.
     """
     sync = os.urandom(SYNC_NBYTES)
     text = json.dumps(schema).encode()
     plain = layout_of(text).plain
-    out = bytearray(_header(text, meta, sync, codec.encode()))
+    out = bytearray(encode_header(text, sync, codec.encode(), meta))
     block, count = io.BytesIO(), 0
 
     def flush() -> None:
-        data = block.getvalue()
-        _put_block(out, count, _deflate(data) if codec == "deflate" else data, sync)
+        _put_block(out, count, COMPRESSORS[codec](block.getvalue()), sync)
 
     for record in records:
         fastavro.schemaless_writer(block, plain, record)
@@ -255,68 +250,23 @@ class Picker:
     """Which fields of a record to pick, compiled for `avro_pick`.
 
     Args:
-        schema: The schema of a record.
         fields: The ids of the fields to pick, in the order of their values. Ids of inner records are found, too; none
             is looked for in an array or a map.
         wiped: The id of the field whose bytes are overwritten.
     """
 
     def __init__(self, schema: Schema, fields: Sequence[int], wiped: int) -> None:
-        self._ids = {field_id: i for i, field_id in enumerate(fields)}
-        self.slots = [AVRO_NULL] * len(fields)
-        self.wiped = fields.index(wiped)
-        self._named: dict[str, Any] = {}
+        named: dict[str, Any] = {}
         try:
-            self.program = array("i", self._node(schema, None, 0))
-        except (KeyError, TypeError, ValueError, RecursionError):
+            parsed = fastavro.parse_schema(_plain(schema), named)
+            self.program, kinds = picking(parsed, named, {field_id: i for i, field_id in enumerate(fields)})
+        except MALFORMED:
             raise FormatError("the Avro file has a malformed schema") from None
-
-    def _node(self, schema: Any, slot: int | None, depth: int) -> list[int]:
-        """Return the program of a schema. The value goes to `slot`, unless that is None."""
-        if depth > NESTING:
-            raise FormatError("the schema of the Avro file is nested too deeply")
-        if isinstance(schema, list):
-            branches = [self._node(one, slot, depth + 1) for one in schema]
-            return _node(AVRO_UNION, [len(branches), *map(len, branches), *chain.from_iterable(branches)])
-        kind = schema["type"] if isinstance(schema, dict) else schema
-        if isinstance(kind, (dict, list)):
-            return self._node(kind, slot, depth + 1)
-        if isinstance(schema, dict) and "name" in schema and kind in ("fixed", "enum", "record"):
-            self._named[schema["name"]] = schema
-        if kind in self._named and not isinstance(schema, dict):
-            return self._node(self._named[kind], slot, depth + 1)
-        if kind == "record":
-            return _node(AVRO_RECORD, chain.from_iterable(self._field(one, depth) for one in schema["fields"]))
-        if kind == "array":
-            return _node(AVRO_ITEMS, self._node(schema["items"], None, depth + 1))
-        if kind == "map":
-            pair = [*_node(AVRO_BYTES, ()), *self._node(schema["values"], None, depth + 1)]
-            return _node(AVRO_ITEMS, _node(AVRO_RECORD, pair))
-        if slot is not None and kind in ("int", "long", "bytes", "string"):
-            self.slots[slot] = SCALARS[kind][0]
-            return _node(*SCALARS[kind], slot + 1)
-        return _node(AVRO_FIXED, [schema["size"]]) if kind == "fixed" else _node(*SCALARS[kind])
-
-    def _field(self, field: Schema, depth: int) -> list[int]:
-        return self._node(field["type"], self._ids.get(field.get("field-id", -1)), depth + 1)
-
-
-def _node(kind: int, rest: Iterable[int], slot: int = 0) -> list[int]:
-    rest = list(rest)
-    return [kind, 3 + len(rest), slot, *rest]
-
-
-SCALARS: dict[str, tuple[int, tuple[int, ...]]] = {
-    "null": (AVRO_NULL, ()),
-    "boolean": (AVRO_FIXED, (1,)),
-    "int": (AVRO_NUMBER, ()),
-    "long": (AVRO_NUMBER, ()),
-    "enum": (AVRO_NUMBER, ()),
-    "float": (AVRO_FIXED, (4,)),
-    "double": (AVRO_FIXED, (8,)),
-    "bytes": (AVRO_BYTES, ()),
-    "string": (AVRO_BYTES, ()),
-}
+        self.slots = [kinds.get(i, AVRO_NULL) for i in range(len(fields))]
+        for one, kind in zip(fields, self.slots, strict=True):
+            if kind not in (AVRO_NULL, AVRO_BYTES if one in TEXTS else AVRO_NUMBER):
+                raise FormatError(f"the field {one} of a manifest, or of a list, has another type than Iceberg's")
+        self.wiped = fields.index(wiped)
 
 
 def record_fields(schema: Any) -> list[dict[str, Any]]:
@@ -345,106 +295,6 @@ def _plain(schema: Any) -> Any:
     return schema
 
 
-def _header(schema: bytes, meta: dict[str, bytes], sync: bytes, codec: bytes) -> bytes:
-    entries = {"avro.schema": schema, "avro.codec": codec, **meta}
-    out = bytearray(MAGIC)
-    _put_long(out, len(entries))
-    for name, value in entries.items():
-        for data in (name.encode(), value):
-            _put_long(out, len(data))
-            out += data
-    out.append(0)
-    out += sync
-    return bytes(out)
-
-
 def _put_block(out: bytearray, count: int, data: bytes | bytearray, sync: bytes) -> None:
-    _put_long(out, count)
-    _put_long(out, len(data))
-    out += data
-    out += sync
-
-
-def _put_long(out: bytearray, value: int) -> None:
-    value <<= 1  # zigzag; never negative here
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-def _long(source: io.BytesIO) -> int:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = _exactly(source, 1)[0]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1)
-    raise FormatError("a number in the Avro file is longer than 64 bits")
-
-
-def _bytes(source: io.BytesIO) -> bytes:
-    return _exactly(source, _long(source))
-
-
-def _exactly(source: io.BytesIO, nbytes: int) -> bytes:
-    data = source.read(nbytes) if nbytes >= 0 else b""
-    if len(data) != nbytes:
-        raise FormatError("the Avro file is cut short")
-    return data
-
-
-def _deflate(data: bytes) -> bytes:
-    made = zlib.compressobj(wbits=-15)
-    return made.compress(data) + made.flush()
-
-
-def _inflate(data: bytes) -> bytes:
-    return zlib.decompress(data, wbits=-15)
-
-
-def _unsnap(data: bytes) -> bytes:
-    import cramjam  # an optional codec of fastavro, too
-
-    plain = bytes(cramjam.snappy.decompress_raw(data[:-4]))
-    if zlib.crc32(plain) != int.from_bytes(data[-4:], "big"):
-        raise FormatError("a block of the Avro file has another CRC-32 than it says")
-    return plain
-
-
-def _unzstd(data: bytes) -> bytes:
-    import zstandard  # pyiceberg depends on it
-
-    return zstandard.ZstdDecompressor().decompressobj().decompress(data)
-
-
-CODECS: dict[str, Callable[[bytes], bytes]] = {
-    "null": bytes,
-    "deflate": _inflate,
-    "snappy": _unsnap,
-    "zstandard": _unzstd,
-}
-
-
-def _decompressor(codec: str) -> Callable[[bytes], bytes]:
-    codecs: dict[str, Callable[[bytes], bytes]] = {
-        "null": bytes,
-        "deflate": _inflate,
-        "snappy": _unsnap,
-        "zstandard": _unzstd,
-    }
-    chosen = codecs.get(codec)
-    if chosen is None:
-        raise FormatError(f"the Avro file has the codec {codec!r}; null, deflate, snappy and zstandard are known")
-
-    def decompress(data: bytes) -> bytes:
-        try:
-            return chosen(data)
-        except ImportError as error:
-            raise FormatError(f"the Avro file has the codec {codec}: install {error.name}") from error
-        except (FormatError, MemoryError):
-            raise
-        except Exception as error:
-            raise FormatError(f"a block of the Avro file does not decompress: {error}") from None
-
-    return decompress
+    for part in (encode(count), encode(len(data)), data, sync):
+        out += part

@@ -6,43 +6,58 @@ to keep its ``_row_id``: here only positions of deleted rows are written. Specif
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.expressions.parser import parse
-from pyiceberg.expressions.visitors import bind, extract_field_ids
+from pyiceberg.expressions.visitors import (
+    _InclusiveMetricsEvaluator,  # noqa: PLC2701 (it has no public name)
+    bind,
+    extract_field_ids,
+)
 from pyiceberg.io.pyarrow import ArrowScan, expression_to_pyarrow
+from pyiceberg.manifest import ManifestContent, read_manifest_list
 from pyiceberg.schema import prune_columns
 from pyiceberg.table import FileScanTask
+from pyiceberg.table.refs import SnapshotRefType
 
-from ags_fast.errors import ConcurrentChangeError, FormatError, PolicyError
+from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy, rewriting
-from ags_fast.iceberg.commit import ATTEMPTS, edit, raw_metadata, table_io
-from ags_fast.iceberg.manifests import DATA, DELETED, DELETES
-from ags_fast.iceberg.puffin import DeletionVector, decode_vector, write_vectors
-from ags_fast.iceberg.snapshots import head_of
-from ags_fast.iceberg.work.heads import Writer, read_head
+from ags_fast.iceberg.commit import table_io
+from ags_fast.iceberg.manifests import DATA, DELETED
+from ags_fast.iceberg.puffin import DeletionVector, decode_vector
+from ags_fast.iceberg.reading import MANIFEST
+from ags_fast.iceberg.snapshots import check_texts, snapshot_of, told
+from ags_fast.iceberg.walk import Tree
+from ags_fast.iceberg.work.heads import Writer, commit
 from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, vectors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
 
-    from ags_fast.iceberg.container import Container
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.work.heads import Manifest
+    from ags_fast.iceberg.reading import Node
+    from ags_fast.iceberg.work.heads import Head
 
-    _Held = list[tuple[Manifest, list[Known]]]  # the manifests of a snapshot, and their live files
+    _Held = list[tuple[Node, list[Known]]]  # the manifests of a snapshot, and their live files
+    _Rows = dict[str, DeletionVector]  # positions by data file
 
 __all__ = ["Deleted", "delete"]
+
+ISOLATION = "write.delete.isolation-level"
+SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +77,6 @@ class Deleted:
     snapshot_id: int | None = None
 
 
-class _MovedError(ConcurrentChangeError):
-    """The branch has another head than the one whose rows were looked at."""
-
-
 def delete(
     table: Table,
     row_filter: str | BooleanExpression,
@@ -79,57 +90,51 @@ def delete(
     Each data file with such a row gets one deletion vector, which includes what deletion vectors and position deletes
     have deleted there before; a data file whose last row goes is removed. Afterwards `table` is the new version.
 
+    Rows are looked for in the snapshot that `table` has, as in PyIceberg 0.12. If other commits to the branch came
+    since, the delete is made on top of them, or it conflicts with one. The table's property
+    ``write.delete.isolation-level`` decides what becomes of rows that were added since: with ``serializable``, the
+    default, a file that may have rows that match is a conflict; with ``snapshot`` such rows stay.
+
     Args:
         table: An encrypted table of a catalog of ags_fast.iceberg.
         row_filter: As for ``scan``.
         branch: The branch to commit to.
-        snapshot_properties: More entries of the snapshot's summary.
+        snapshot_properties: More entries of the snapshot's summary: text. Those that a delete makes win.
         case_sensitive: Whether the filter names columns with their case.
 
     Returns:
         How many rows and files went.
 
     Raises:
-        ConcurrentChangeError: Other commits to the branch came first, 20 times in a row.
+        ValidationException: PyIceberg's. A commit since has added rows that may match, has deleted some of the rows
+            itself, or has removed or rewritten their files. `table` is the newest version then.
+        ConcurrentChangeError: Other commits came first, 20 times in a row.
         PolicyError: The table is in plaintext.
         IntegrityError, FormatError: A file was changed.
+        TypeError: `snapshot_properties` are not text.
+        ValueError: `branch` is a tag, or the isolation level is unknown.
     """
+    check_texts(snapshot_properties or {})
+    if not table_io(table).encrypted:
+        raise PolicyError(f"the table has no {policy.KEY_ID}: use PyIceberg's own delete for a table in plaintext")
+    ref = table.metadata.refs.get(branch)
+    if ref is not None and ref.snapshot_ref_type != SnapshotRefType.BRANCH:
+        raise ValueError(f"{branch} is a tag, not a branch: no commit changes it")
     expression = parse(row_filter) if isinstance(row_filter, str) else row_filter
-    for _ in range(ATTEMPTS):
-        table.refresh()
-        raw = raw_metadata(table)
-        if not policy.is_encrypted(raw):
-            raise PolicyError(f"the table has no {policy.KEY_ID}: use PyIceberg's own delete for a table in plaintext")
-        head = head_of(raw, branch)
-        if head is None:
-            return Deleted()
-        found = _matches(table, expression, branch, case_sensitive)
-        if not found:
-            return Deleted()
-        work = _Delete(table_io(table), head["snapshot-id"], branch, found, snapshot_properties or {})
-        try:
-            edit(table, work.change)
-        except _MovedError:
-            work.clean()
-            continue
-        except BaseException:
-            work.abandon()
-            raise
-        return work.done
-    raise ConcurrentChangeError(f"other commits to {branch} came first, {ATTEMPTS} times in a row: try again")
+    found = {} if ref is None else _matches(table, expression, branch, case_sensitive)
+    evaluate = _InclusiveMetricsEvaluator(table.schema(), expression, case_sensitive).eval
+    base = None if ref is None else ref.snapshot_id
+    work = _Delete(table_io(table), base, branch, found, evaluate, snapshot_properties or {})
+    commit(table, work.change, branch=branch)
+    return work.done
 
 
-def _matches(
-    table: Table, expression: BooleanExpression, branch: str, case_sensitive: bool
-) -> dict[str, DeletionVector]:
+def _matches(table: Table, expression: BooleanExpression, branch: str, case_sensitive: bool) -> _Rows:
     """Return the positions of the rows that match, by data file, deleted rows included."""
     metadata, schema = table.metadata, table.schema()
     bound = bind(schema, expression, case_sensitive=case_sensitive)
-    ids = extract_field_ids(bound)
-    if not ids:  # the filter is true for all rows, or for none
-        wanted: Any = schema
-    else:
-        wanted = prune_columns(schema, ids, select_full_types=True)
+    ids = extract_field_ids(bound)  # none: the filter is true for all rows, or for none
+    wanted = prune_columns(schema, ids, select_full_types=True) if ids else schema
     scan = ArrowScan(metadata, table.io, wanted, AlwaysTrue())
     found = {}
     planned = table.scan(row_filter=expression, case_sensitive=case_sensitive)
@@ -147,80 +152,110 @@ def _matches(
     return found
 
 
+@dataclass(slots=True)
 class _Delete:
-    """What a snapshot without the rows is made of, for one head of a branch.
+    """What a snapshot without the rows is made of, for one head of a branch."""
 
-    Args:
-        io: Of the table.
-        head: The id of the snapshot in which the rows were looked for.
-        branch: The branch.
-        found: The positions of the rows, by data file.
-        properties: More entries of the new snapshot's summary.
-    """
+    io: FileIO
+    base: int | None  # the id of the snapshot in which the rows were looked for; None if the branch had none
+    branch: str
+    found: _Rows  # the rows that match, those included that `base` had deleted
+    evaluate: Callable[[DataFile], bool]  # tells by a data file's bounds whether it may have rows that match
+    properties: Mapping[str, str]  # more entries of the new snapshot's summary
+    done: Deleted = field(default_factory=Deleted)
 
-    def __init__(
-        self, io: FileIO, head: int, branch: str, found: dict[str, DeletionVector], properties: Mapping[str, str]
-    ) -> None:
-        self._io, self._head, self._branch, self._found, self._properties = io, head, branch, found, properties
-        self._writer: Writer | None = None
+    def change(self, raw: Raw, head: Head | None, writer: Writer) -> Raw:
+        """Return metadata with the new snapshot. Writes its files. Refuses, as `_check_others` does."""
         self.done = Deleted()
-
-    def change(self, raw: Raw) -> Raw:
-        """Return metadata with the new snapshot. Writes its files."""
-        self.clean()
-        head = read_head(self._io, raw, self._branch)
-        if head is None or head.snapshot["snapshot-id"] != self._head:
-            raise _MovedError(f"another commit came first on the branch {self._branch}")
-        for one in head.manifests:
+        live = [(one, one.files()) for one in (head.manifests if head is not None else ())]
+        for one, _ in live:
             if one.known.key_metadata is None:
                 raise PolicyError(f"the manifest {one.known.path} is in plaintext, in an encrypted table")
-        live = [(one, one.files()) for one in head.manifests]
-        before = self._deleted_before(live)
-        vectors, gone = self._new_vectors(live, before)
-        self.done = Deleted()
-        if not vectors and not gone:
+        files = [one for _, named in live for one in named]
+        before = self._deleted_before(files)
+        if (head.snapshot["snapshot-id"] if head is not None else None) != self.base:
+            self._check_others(raw, head, files, before)
+        vectors, gone = self._new_vectors(files, before)
+        if head is None or not (vectors or gone):
             return raw
-        self._writer = Writer(self._io, raw, self._branch)
-        made = _Snapshot(self._writer, vectors, gone)
-        records = [made.changed(one, files) for one, files in live]
+        made = _Snapshot(writer, vectors, gone)
+        records = [made.changed(one, named) for one, named in live]
         records += made.vector_manifests(live)
-        summary = self._writer.begin(made.counts, "delete")["summary"]
-        made.snapshot["summary"] = {**summary, **self._properties}
+        summary = writer.begin(made.counts, "delete")["summary"]
+        made.snapshot["summary"] = told(summary, self.properties)
         self.done = Deleted(
             sum(map(len, vectors.values())) + made.counts["deleted-records"] - sum(map(len, before.values())),
             len(vectors),
             len(gone),
             made.snapshot["snapshot-id"],
         )
-        return self._writer.commit(made.snapshot, head.listed, records)
+        return writer.commit(made.snapshot, head.listed, records)
 
-    def clean(self) -> None:
-        """Delete the files of an attempt that was not committed."""
-        if self._writer is not None:
-            self._writer.clean()
+    def _check_others(self, raw: Raw, head: Head | None, files: list[Known], before: _Rows) -> None:
+        """Refuse a delete that a commit since its base contradicts. PyIceberg's functions differ between versions."""
+        level = str(raw["properties"].get(ISOLATION, SERIALIZABLE)).lower()
+        if level not in (SERIALIZABLE, SNAPSHOT):
+            raise ValueError(f"{ISOLATION} is {level!r}: it must be {SERIALIZABLE!r} or {SNAPSHOT!r}")
+        since: dict[Any, Raw] = {}
+        number = None if head is None else head.snapshot["snapshot-id"]
+        while number not in (self.base, *since) and (snapshot := snapshot_of(raw, number)) is not None:
+            since[number], number = snapshot, snapshot.get("parent-snapshot-id")
+        base = snapshot_of(raw, self.base)
+        if number != self.base or (base is None and number is not None):
+            raise self._conflict(f"snapshot {self.base}, in which rows were looked for, is not in its history")
+        added = (file for snapshot in since.values() for file in self._added(snapshot))
+        if level == SERIALIZABLE and any(map(self._may_match, added)):
+            raise self._conflict("another commit added a file that may have rows that match")
+        if lost := self.found.keys() - {one.path for one in files if one.content == DATA}:
+            raise self._conflict(f"another commit removed or rewrote {min(lost)}, which has rows that match")
+        kinds = {one.content for one in files if one.content != DATA and one.snapshot_id in since}
+        if base is None or not (kinds and self.found):
+            return
+        walked = Tree.of(self.io.session, self.io.inner, raw).walk([base])
+        then = self._deleted_before([file for one in walked if one.kind == MANIFEST for file in one.files()])
+        if kinds != {POSITION_DELETES} or self._rows(then) != self._rows(before):
+            raise self._conflict("another commit deleted rows that match")
 
-    def abandon(self) -> None:
-        """After an error, delete what was written, unless the catalog may have made the commit all the same."""
-        if self._writer is not None:
-            self._writer.abandon()
+    def _may_match(self, file: DataFile) -> bool:
+        try:
+            return self.evaluate(file)
+        except struct.error:  # the column has a wider type since
+            return True
 
-    def _deleted_before(self, live: _Held) -> dict[str, DeletionVector]:
+    def _conflict(self, why: str) -> ValidationException:
+        return ValidationException(f"the branch {self.branch} has moved: {why}. Delete again from the newest version")
+
+    def _rows(self, before: _Rows) -> int:
+        """Return how many rows match that were not deleted before."""
+        none = DeletionVector.of(())
+        return sum(len(one | before.get(path, none)) - len(before.get(path, none)) for path, one in self.found.items())
+
+    def _added(self, snapshot: Raw) -> Iterator[DataFile]:
+        """Yield the data files whose rows a snapshot has added."""
+        number = snapshot["snapshot-id"]
+        if (snapshot.get("summary") or {}).get("operation") not in ("append", "overwrite"):
+            return  # a `replace` has the rows that were there
+        for one in read_manifest_list(self.io.new_input(snapshot["manifest-list"])):
+            if one.added_snapshot_id == number and one.content == ManifestContent.DATA:
+                entries = one.fetch_manifest_entry(self.io)
+                yield from (entry.data_file for entry in entries if entry.snapshot_id == number)
+
+    def _deleted_before(self, files: list[Known]) -> _Rows:
         """Return what deletion vectors and position deletes delete in the data files in which rows match."""
-        every = [one for _, files in live for one in files]
-        sequence = {one.path: one.sequence_number or 0 for one in every if one.content == DATA}
-        before: dict[str, DeletionVector] = {}
-        for one in every:
+        sequence = {one.path: one.sequence_number or 0 for one in files if one.content == DATA}
+        before: _Rows = {}
+        for one in files:
             if one.content != POSITION_DELETES:
                 continue
             for path, vector in self._read_deletes(one).items():
-                if path in self._found and (one.sequence_number or 0) >= sequence.get(path, 0):
+                if path in self.found and (one.sequence_number or 0) >= sequence.get(path, 0):
                     before[path] = before[path] | vector if path in before else vector
         return before
 
-    def _read_deletes(self, one: Known) -> dict[str, DeletionVector]:
-        if one.referenced_data_file is not None and one.referenced_data_file not in self._found:
+    def _read_deletes(self, one: Known) -> _Rows:
+        if one.referenced_data_file is not None and one.referenced_data_file not in self.found:
             return {}
-        with self._io.open_known(one) as file:
+        with self.io.open_known(one) as file:
             if one.format == "PUFFIN":
                 if one.referenced_data_file is None or one.content_offset is None or one.content_size is None:
                     raise FormatError(f"the deletion vector in {one.path} names no data file, or no bytes")
@@ -230,13 +265,11 @@ class _Delete:
             rows = pq.read_table(file, columns=["file_path", "pos"])
         return vectors_of(rows)
 
-    def _new_vectors(
-        self, live: _Held, before: dict[str, DeletionVector]
-    ) -> tuple[dict[str, DeletionVector], set[str]]:
+    def _new_vectors(self, files: list[Known], before: _Rows) -> tuple[_Rows, set[str]]:
         """Return the new vector of each data file that gets one, and the files of which no row stays."""
-        rows = {one.path: one.record_count for _, files in live for one in files if one.content == DATA}
+        rows = {one.path: one.record_count for one in files if one.content == DATA}
         vectors, gone = {}, set()
-        for path, found in self._found.items():
+        for path, found in self.found.items():
             old = before.get(path)
             whole = found if old is None else found | old
             if old is not None and len(whole) == len(old):
@@ -249,19 +282,14 @@ class _Delete:
 
 
 class _Snapshot:
-    """A new snapshot, while its manifests are written.
+    """A new snapshot, while its manifests are written."""
 
-    Attributes:
-        snapshot: Its entry in the metadata.
-        counts: What changed, for its summary.
-    """
-
-    def __init__(self, writer: Writer, vectors: Mapping[str, DeletionVector], gone: set[str]) -> None:
+    def __init__(self, writer: Writer, vectors: _Rows, gone: set[str]) -> None:
         self._writer, self._vectors, self._gone = writer, vectors, gone
         self.snapshot = writer.begin({}, "delete")
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # for its summary
 
-    def changed(self, one: Manifest, files: list[Known]) -> rewriting.Record:
+    def changed(self, one: Node, files: list[Known]) -> rewriting.Record:
         """Return what the new list says of a manifest, which is written anew if an entry of it goes."""
         content, counts = one.known.content, self.counts
 
@@ -286,40 +314,18 @@ class _Snapshot:
                     counts["removed-delete-files"] += 1
                     counts["removed-dvs"] += 1
                     counts["removed-position-deletes"] += file["record_count"]
-        return self._written(one, container, kept, content)
+        return self._writer.write_manifest(container, kept, content, like=one.record, snapshot=self.snapshot)
 
     def vector_manifests(self, live: _Held) -> list[rewriting.Record]:
-        """Write the deletion vectors, and a manifest of them for each partition spec."""
+        """Write the deletion vectors and their manifests, and return what the list says of these."""
         if not self._vectors:
             return []
-        data, blobs = write_vectors(self._vectors)
-        puffin = VectorFile.write(self._writer, data, dict(zip(self._vectors, blobs, strict=True)))
-        made = []
-        for spec in {one.known.spec_id for one, _ in live}:
-            added, like = [], None
-            for one, files in live:
-                if one.known.content != DATA or one.known.spec_id != spec:
-                    continue
-                if not any(file.path in self._vectors for file in files):
-                    continue
-                like, container = one, one.container()
-                for entry in rewriting.entries(container, one.known):
-                    file = entry["data_file"]
-                    path = file["file_path"]
-                    if path in self._vectors:
-                        fields = puffin.fields(path, path, file["partition"], len(self._vectors[path]))
-                        added.append(rewriting.new_entry(container, self.snapshot["snapshot-id"], fields))
-            if like is not None:
-                made.append(self._written(like, like.container(), added, DELETES))
+        puffin = VectorFile(self._writer, self._vectors, {path: path for path in self._vectors})
+        for one, files in live:
+            if one.known.content == DATA and any(file.path in self._vectors for file in files):
+                puffin.note(one, rewriting.entries(one.container(), one.known))
         self.counts["added-delete-files"] += len(self._vectors)
         self.counts["added-dvs"] += len(self._vectors)
         self.counts["added-position-deletes"] += sum(map(len, self._vectors.values()))
-        self.counts["added-files-size"] += puffin.file.length
-        return made
-
-    def _written(
-        self, like: Manifest, container: Container, kept: list[rewriting.Record], content: int
-    ) -> rewriting.Record:
-        written = self._writer.write_manifest(rewriting.manifest_bytes(container, kept, content))
-        counts = rewriting.Counts.of(kept, self.snapshot["sequence-number"])
-        return rewriting.list_record(written, counts, like=like.record, content=content, snapshot=self.snapshot)
+        self.counts["added-files-size"] += puffin.length
+        return puffin.write_manifests(self.snapshot)

@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import raw_metadata, table_io
-from ags_fast.iceberg.manifests import DATA, DELETES, Known
-from ags_fast.iceberg.puffin import DeletionVector, write_vectors
+from ags_fast.iceberg.manifests import DATA, Known
+from ags_fast.iceberg.puffin import DeletionVector
 from ags_fast.iceberg.rekeying import rewritten
-from ags_fast.iceberg.snapshots import head_of
 from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
 from ags_fast.iceberg.work.upgrading import upgraded_head, upgraded_metadata
 from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, vectors_of
@@ -24,10 +23,13 @@ from ags_fast.keys.kek import KEY_NBYTES
 from ags_fast.keys.kms import check_key_id
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.work.heads import Head, Manifest, Writer
+    from ags_fast.iceberg.reading import Node
+    from ags_fast.iceberg.work.heads import Head, Writer
     from ags_fast.jobs.engines.base import Engine
 
 __all__ = ["encrypt"]
@@ -66,7 +68,7 @@ def encrypt(
 
     Returns:
         A row for each file: ``src`` is in plaintext, ``dst`` is encrypted. If a file failed, nothing was committed, and
-        a second run does only what is left.
+        a second run does only what is left. "skipped": an earlier run died after its commit, and nothing was left.
 
     Raises:
         PolicyError: The table is encrypted already, has ORC files, or properties that name a client's setting. Nothing
@@ -82,33 +84,31 @@ def encrypt(
         raise ValueError(f"data_key_length must be 16, 24 or 32 bytes, not {data_key_length}")
     io = table_io(table)
     io.session.check_writes()
-    with io.session.upgrading(str(table.metadata.table_uuid)):
+    io.table.upgrading = True
+    try:
         table.refresh()
         raw = raw_metadata(table)
         mover = Mover(table, "encrypt", engine, wrapping_key_id, data_key_length)
-        head = head_of(raw)
-        if policy.is_encrypted(raw) and head is not None and not dry_run and mover.resume_committed(raw):
+        if policy.is_encrypted(raw) and not dry_run and mover.end_committed(raw):
             return mover.result(_warnings(raw))
         upgraded_metadata(raw, wrapping_key_id, data_key_length)
         work = _Encryption(mover, wrapping_key_id, data_key_length)
         if dry_run:
             return plan_files(mover, work.chosen)
         made = move_files(mover, work.chosen, work.change)
+    finally:
+        io.table.upgrading = False
     return mover.result(_warnings(made) if made is not None else ())
 
 
-def _warnings(raw: Raw) -> list[str]:
-    plain = [str(one["snapshot-id"]) for one in raw.get("snapshots") or () if not one.get("key-id")]
-    told = []
-    if plain:
-        told.append(
+def _warnings(raw: Raw) -> Iterator[str]:
+    if plain := [str(one["snapshot-id"]) for one in raw.get("snapshots") or () if not one.get("key-id")]:
+        yield (
             f"these snapshots, and the files that they name, stay in plaintext: {', '.join(plain)}. expire(table) "
             "removes them"
         )
-    statistics = [one["statistics-path"] for one in raw.get("statistics") or ()]
-    if statistics:
-        told.append(f"statistics files stay in plaintext: {', '.join(statistics)}")
-    return told
+    if statistics := [one["statistics-path"] for one in raw.get("statistics") or ()]:
+        yield f"statistics files stay in plaintext: {', '.join(statistics)}"
 
 
 class _Encryption:
@@ -133,27 +133,29 @@ class _Encryption:
         """Return the metadata of the encrypted table. Writes what they name."""
         made = writer.use(upgraded_metadata(raw, self._master, self._key_length))
         if head is None:
+            policy.check_master(self._mover.io.session.kms, self._master)
             return made
         head = upgraded_head(head)
         files = head.files()
         vectors = self._vectors(files)
-        puffin = _Puffin(vectors, self._mover, writer)
+        moved = self._mover.moved
+        puffin = VectorFile(writer, vectors, {path: moved[path].path for path in vectors if path in moved})
         summary = self._mover.summary(head)
-        gone = [one for one in files if _is_replaced(one)]
+        gone = {one.path: one for one in files if _is_replaced(one)}
         if gone:
             summary["added-delete-files"] += len(vectors) - len(gone)
             summary["added-dvs"] = len(vectors)
             summary["added-position-deletes"] = sum(map(len, vectors.values()))
-            summary["removed-position-deletes"] = sum(one.record_count for one in gone)
+            summary["removed-position-deletes"] = sum(one.record_count for one in gone.values())
             summary["added-files-size"] += puffin.length
 
-        def changed(one: Manifest, entries: list[rewriting.Record]) -> None:
-            entries[:] = [entry for entry in entries if not _replaces(entry["data_file"])]
+        def changed(one: Node, entries: list[rewriting.Record]) -> None:
+            entries[:] = [entry for entry in entries if entry["data_file"]["file_path"] not in gone]
             if one.known.content == DATA:
                 puffin.note(one, entries)
             self._mover.changed(one, entries)
 
-        return rewritten(made, head, writer, summary, changed, puffin.manifests)[0]
+        return rewritten(made, head, writer, summary, changed, puffin.write_manifests)[0]
 
     def _vectors(self, files: list[Known]) -> dict[str, DeletionVector]:
         """Return the deletion vector of each data file in which files of position deletes delete rows."""
@@ -189,53 +191,3 @@ class _Encryption:
 
 def _is_replaced(one: Known) -> bool:
     return one.content == POSITION_DELETES and one.format != "PUFFIN"
-
-
-def _replaces(file: rewriting.Record) -> bool:
-    return bool(file["content"] == POSITION_DELETES and file["file_format"].upper() != "PUFFIN")
-
-
-class _Puffin:
-    """The new deletion vectors: one file, and a manifest of them for each partition spec.
-
-    Args:
-        vectors: By the old path of the data file.
-        mover: Has the new paths.
-        writer: Writes the file.
-    """
-
-    def __init__(self, vectors: dict[str, DeletionVector], mover: Mover, writer: Writer) -> None:
-        self._vectors, self._writer = vectors, writer
-        self._named: dict[int, list[tuple[Manifest, str, Any]]] = defaultdict(list)
-        self._moved = {path: mover.moved[path].path for path in vectors if path in mover.moved}
-        self.length = 0
-        if len(self._moved) == len(vectors) > 0:  # else `Mover.changed` finds a file that is not moved yet
-            data, blobs = write_vectors({self._moved[path]: vector for path, vector in vectors.items()})
-            self._file = VectorFile.write(writer, data, dict(zip(vectors, blobs, strict=True)))
-            self.length = self._file.file.length
-
-    def note(self, one: Manifest, entries: list[rewriting.Record]) -> None:
-        """Look at the entries of data files, before they name the moved files."""
-        for entry in entries:
-            path = entry["data_file"]["file_path"]
-            if path in self._vectors:
-                self._named[one.known.spec_id or 0].append((one, path, entry["data_file"]["partition"]))
-
-    def manifests(self, snapshot: Raw) -> list[rewriting.Record]:
-        """Write the manifests, and return what the list says of them."""
-        made = []
-        for noted in self._named.values():
-            like = noted[0][0]
-            added = [
-                rewriting.new_entry(
-                    like.container(),
-                    snapshot["snapshot-id"],
-                    self._file.fields(path, self._moved[path], partition, len(self._vectors[path])),
-                )
-                for _, path, partition in noted
-            ]
-            known = self._writer.write_manifest(rewriting.manifest_bytes(like.container(), added, DELETES))
-            known.content = DELETES
-            counts = rewriting.Counts.of(added, snapshot["sequence-number"])
-            made.append(rewriting.list_record(known, counts, like=like.record, content=DELETES, snapshot=snapshot))
-        return made

@@ -1,39 +1,38 @@
 """Expire snapshots of an encrypted table, and remove what only they needed: keys, files, older metadata files.
 
-`expired` decides on the raw metadata, and `unreachable` on what lists and manifests name; neither writes. `expire`
-commits first and deletes afterwards. So whatever dies on the way leaves only files that nothing names, never a snapshot
-that lacks a file.
+`expired` decides on the raw metadata, `unreachable` on what lists and manifests name; neither writes. `expire` commits
+first, and afterwards deletes what `Garbage` lets go. So whatever dies on the way leaves only files that nothing names,
+never a snapshot that lacks a file.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog
 
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
-from ags_fast.iceberg import manifests, policy
+from ags_fast.errors import ConcurrentChangeError, PolicyError
+from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.garbage import STATISTICS, THREADS, Garbage, unreachable
 from ags_fast.iceberg.locations import open_cost
-from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.reading import read_list, read_manifest
+from ags_fast.iceberg.reading import MANIFEST, Node, error_of
 from ags_fast.iceberg.rotation import unused_keys, with_keys
+from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, RemovalContext, remove
 from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyiceberg.table import Table
 
@@ -41,16 +40,19 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.keys.iceberg import EncryptedKey
 
-__all__ = ["Expired", "Gone", "expire", "expired", "retained", "unreachable"]
+__all__ = ["Expired", "expire", "expired", "retained"]
 
 MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
 MAX_SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"
 MAX_REF_AGE = "history.expire.max-ref-age-ms"
 GC = "gc.enabled"
-STATISTICS = ("statistics", "partition-statistics")
 FOREVER = 1 << 63
-THREADS = 8  # that read manifests and delete files, mostly waiting for the storage
 
+PLAINTEXT = (
+    "the snapshot is in plaintext, so nothing proves which files are the table's. Load the catalog with "
+    f"{policy.PLAINTEXT_FILES}=allow, and expire again"
+)
+LEFT = "{} files or snapshots stay: the rows with the status skipped say why"
 SERVERS_METADATA = (
     "{} older metadata files stay, in which keys are wrapped as before the last rotation: on a REST catalog they are "
     "the server's. With the table's properties write.metadata.delete-after-commit.enabled=true and "
@@ -62,36 +64,27 @@ Snapshot = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What an expiry makes of a table's metadata.
+    """What an expiry makes of a table's metadata: the new ones, and what goes."""
 
-    Attributes:
-        raw: The new metadata; the very object that was given, if nothing changes.
-        snapshots: The snapshots that go.
-        refs: The branches and tags that go, by name.
-        keys: The keys that go.
-        statistics: Locations of the statistics files that go.
-        metadata: Locations of older metadata files, which the new metadata no longer name.
-    """
-
-    raw: Raw
+    raw: Raw  # the very object that was given, if nothing changes
     snapshots: list[Snapshot] = field(default_factory=list)
-    refs: dict[str, str] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)  # "branch" or "tag", by name
     keys: list[EncryptedKey] = field(default_factory=list)
-    statistics: list[str] = field(default_factory=list)
-    metadata: list[str] = field(default_factory=list)
+    statistics: list[str] = field(default_factory=list)  # locations
+    metadata: list[str] = field(default_factory=list)  # locations of older files, which `raw` no longer names
+    left: list[Snapshot] = field(default_factory=list)  # in plaintext, which would go if the client allowed plaintext
 
     def rows(self, status: str) -> Iterator[Row]:
         """Yield a row for each snapshot, branch, tag and key."""
         for one in self.snapshots:
             yield Row(str(one["snapshot-id"]), None, status, format="snapshot", key_id=one.get("key-id"))
+        for one in self.left:
+            yield Row(str(one["snapshot-id"]), None, "skipped", "Plaintext", PLAINTEXT, format="snapshot")
         for name, kind in self.refs.items():
             yield Row(name, None, status, format=kind)
         for key in self.keys:
             kind = "kek" if key.is_kek else "manifest-list-key"
             yield Row(key.key_id, None, status, format=kind, key_id=key.encrypted_by_id)
-
-
-Named = list[tuple[Gone, bool]]  # the files that a manifest names, and whether they are live there
 
 
 def retained(
@@ -104,14 +97,10 @@ def retained(
     with their snapshots, and so do branches, unless they are older than their ``max-ref-age-ms``. ``main`` always
     stays. A snapshot outside of all branches stays while it is young.
 
-    Args:
-        raw: The table's metadata.
-        keep: How many snapshots of each branch stay at least. The table's property
-            ``history.expire.min-snapshots-to-keep`` may ask for more.
-        older_than_ms: The age, in milliseconds, from which on snapshots go. None: that of the table's property
-            ``history.expire.max-snapshot-age-ms``; without that property any age, but a snapshot that is staged for
-            publication (``wap.id``) stays.
-        now_ms: Milliseconds since the epoch.
+    At least `keep` snapshots of each branch stay; the property ``history.expire.min-snapshots-to-keep`` may ask for
+    more. From the age `older_than_ms` on snapshots go. None: from ``history.expire.max-snapshot-age-ms`` on; without
+    that property at any age, but a snapshot that is staged for publication (``wap.id``) stays. `now_ms` counts from
+    the epoch.
     """
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     properties = raw.get("properties") or {}
@@ -183,21 +172,23 @@ def _number(properties: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def expired(raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms: int | None = None) -> Expired:
+def expired(
+    raw: Raw,
+    *,
+    keep: int = 1,
+    older_than_ms: int | None = None,
+    now_ms: int | None = None,
+    plaintext: bool = True,
+) -> Expired:
     """Return the metadata without expired snapshots, and without whatever only they needed.
 
     With the snapshots go their statistics, the history before them, keys that no snapshot names, KEKs that wrap
     nothing and are not the newest, and the names of older metadata files, which hold keys as they were wrapped before.
-
-    Args:
-        raw: The table's metadata; they stay as they are.
-        keep: As for `retained`.
-        older_than_ms: As for `retained`, and the age from which on older metadata files go; None: any age.
-        now_ms: Milliseconds since the epoch.
+    These go from the age `older_than_ms` on; None: at any age. The arguments are those of `retained`, and `plaintext`:
+    whether snapshots in plaintext go.
 
     Raises:
         PolicyError: The table's ``gc.enabled`` is false, or a property is malformed.
-        FormatError: The keys are malformed.
     """
     properties = raw.get("properties") or {}
     if properties.get(GC, "true").lower() == "false":
@@ -205,7 +196,10 @@ def expired(raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     ids, refs = retained(raw, keep=keep, older_than_ms=older_than_ms, now_ms=now)
     made = dict(raw)
-    snapshots = [one for one in raw.get("snapshots") or () if one["snapshot-id"] not in ids]
+    goes = [one for one in raw.get("snapshots") or () if one["snapshot-id"] not in ids]
+    snapshots = [one for one in goes if plaintext or one.get("key-id")]
+    staying = [one for one in goes if one not in snapshots]
+    ids.update(one["snapshot-id"] for one in staying)
     gone = {one["snapshot-id"] for one in snapshots}
     gone_refs = {name: ref.get("type", "branch") for name, ref in (raw.get("refs") or {}).items() if name not in refs}
     statistics = []
@@ -230,7 +224,7 @@ def expired(raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms
     if older:
         made["metadata-log"] = [one for one in raw["metadata-log"] if one["metadata-file"] not in older]
     changed = gone or gone_refs or keys or older
-    return Expired(made if changed else raw, snapshots, gone_refs, keys, statistics, older)
+    return Expired(made if changed else raw, snapshots, gone_refs, keys, statistics, older, staying)
 
 
 def _without_plaintext(raw: dict[str, Any]) -> dict[str, Any]:
@@ -270,64 +264,6 @@ def _superseded(raw: Mapping[str, Any], cutoff: int | None) -> list[str]:
     return [one["metadata-file"] for one, end in zip(log, ends, strict=False) if cutoff is None or end < cutoff]
 
 
-# ------------------------------------------------------------------------------------------------------- reachability
-
-
-def unreachable(
-    removed: Iterable[Snapshot],
-    kept: Iterable[Snapshot],
-    listed: Callable[[Snapshot], list[Known]],
-    entries: Callable[[Iterable[Known]], Iterator[tuple[Known, Named | Exception]]],
-    failed: Callable[[str, str, Exception], object],
-) -> list[Gone]:
-    """Return the files that removed snapshots reach, and kept snapshots do not: data first, manifest lists last.
-
-    Args:
-        removed: Snapshots that go.
-        kept: Snapshots that stay.
-        listed: Reads the manifests of a snapshot.
-        entries: Reads manifests, in the order given: the files that each names, or why it cannot be read.
-        failed: Hears the location, kind and error of a list or manifest of a removed snapshot that cannot be read. That
-            file stays in the storage, with what only it names. An error of a kept snapshot is raised.
-    """
-    kept = list(kept)
-    lists = {one["manifest-list"] for one in kept if "manifest-list" in one}
-    staying = {manifest.path: manifest for one in kept for manifest in listed(one)}
-    gone_lists: list[Gone] = []
-    candidates: dict[str, Known] = {}
-    for one in removed:
-        path = one.get("manifest-list")
-        try:
-            found = listed(one)
-        except (AgsError, OSError) as error:
-            failed(path or str(one["snapshot-id"]), "manifest-list", error)
-            continue
-        if path is not None and path not in lists:
-            gone_lists.append(Gone(path, "manifest-list"))
-        candidates.update((manifest.path, manifest) for manifest in found if manifest.path not in staying)
-    gone_manifests: list[Gone] = []
-    files: dict[str, Gone] = {}
-    for manifest, named in entries(candidates.values()):
-        if isinstance(named, Exception):
-            failed(manifest.path, "manifest", named)
-            continue
-        gone_manifests.append(Gone(manifest.path, "manifest", manifest.length or None))
-        files.update(
-            (file.path, file) for file, _ in named
-        )  # deleted ones, too: an expiry that died may have left them
-    for _, named in entries(reversed(staying.values())) if files else ():  # the newest first: it has most of the files
-        if isinstance(named, Exception):
-            raise named
-        for file, live in named:
-            if live:
-                files.pop(file.path, None)
-        if not files:
-            break
-    for path in (*candidates, *staying, *lists):  # no file of data, whatever a manifest says
-        files.pop(path, None)
-    return [*files.values(), *gone_manifests, *gone_lists]
-
-
 # ------------------------------------------------------------------------------------------------------------- public
 
 
@@ -345,7 +281,11 @@ def expire(
     **This is final.** What goes: snapshots that no branch or tag retains (`retained` has the rules), their keys, KEKs
     that wrap nothing any more, their manifest lists, manifests, data and delete files and statistics, as far as no
     other snapshot reaches them, and older metadata files, in which keys are wrapped as before the last rotation. On a
-    REST catalog metadata files are the server's, and stay: a warning says how to have the server delete them.
+    REST catalog metadata files are the server's, and stay: a warning says how to have the server delete them. The
+    metadata file that this began on stays until the next call: another catalog may have a name for it.
+
+    **Files that only the metadata name** (older metadata, statistics), or lists in plaintext, are deleted only below
+    the table's own folders, or below those of the client's property ``encryption.delete-roots``; see docs/iceberg.md.
 
     The metadata are committed first, and the files are deleted afterwards. If this dies in between, files are left that
     no snapshot names and no key opens: ``verify(orphans=True)`` names them. A reader that has planned a scan of a
@@ -362,7 +302,8 @@ def expire(
 
     Returns:
         A row for each snapshot, branch, tag, key and file. A file that could not be deleted is "failed"; one that was
-        not there is "skipped". A list or manifest that could not be read is "failed", and what only it names stays.
+        not there, or may not be the table's, is "skipped". A list or manifest that could not be read is "failed", and
+        what only it names stays.
 
     Raises:
         PolicyError: The table's ``gc.enabled`` is false; the table is in plaintext, or was not loaded by a catalog of
@@ -385,14 +326,17 @@ def expire(
     if dry_run:
         table.refresh()
         work.decide(raw_metadata(table))
-        rows = [*work.rows(), *(one.row("planned") for one in work.files(table.metadata_location))]
+        files, left = work.files()
+        rows = [*work.rows("planned"), *(one.row("planned") for one in files), *left]
         return JobResult(job_id, "expire", table.location(), None, rows)
     raw = edit(table, work.decide)
     work.check_committed(raw)
     log = raw.get("metadata-log") or ()
-    base = log[-1]["metadata-file"] if log and work.made.raw is not work.base else None
-    rows = [*work.rows("ok"), *_removed(io, work.files(base), job_id, engine)]
+    files, left = work.files(log)
+    rows = [*work.rows("ok"), *_removed(io, files, job_id, engine), *left]
     result = JobResult(job_id, "expire", table.location(), None, rows)
+    if left or work.made.left:
+        result.warnings.append(LEFT.format(len(left) + len(work.made.left)))
     if log and isinstance(table.catalog, RestCatalog):
         result.warnings.append(SERVERS_METADATA.format(len(log)))
     return result
@@ -401,7 +345,7 @@ def expire(
 def _removed(io: FileIO, files: list[Gone], job_id: str, engine: Engine | None) -> list[Row]:
     """Delete files, and return their rows."""
     for one in files:
-        io.session.forget(one.path)
+        io.table.forget(one.path)
     if engine is None:
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(lambda one: remove(io.inner(one.path), one), files))
@@ -417,8 +361,7 @@ class _Work:
 
     def __init__(self, table: Table, io: FileIO, keep: int, older_than_ms: int | None) -> None:
         self._table, self._io, self._keep, self._older_than_ms = table, io, keep, older_than_ms
-        self._listed: dict[int, list[Known]] = {}
-        self._named: dict[str, Named] = {}
+        self._nodes: dict[tuple[Any, ...], Node] = {}
         self._failed: list[Row] = []
         self._gone: list[Gone] = []
 
@@ -426,92 +369,73 @@ class _Work:
         """Return the new metadata, after it has been seen which files go."""
         if not policy.is_encrypted(raw):
             raise PolicyError("the table is in plaintext: use PyIceberg's table.maintenance.expire_snapshots()")
-        self.base, self.made = raw, expired(raw, keep=self._keep, older_than_ms=self._older_than_ms)
-        self._failed, self._gone = [], []
+        options: Any = {"older_than_ms": self._older_than_ms, "plaintext": self._io.session.plaintext.files == "allow"}
+        self.base, self.made = raw, expired(raw, keep=self._keep, **options)
+        self._failed, self._gone, self._began = [], [], self._table.metadata_location
+        tree = Tree.of(self._io.session, self._io.inner, raw, plaintext=True)
         made = self.made
-        if not (made.snapshots or made.refs or made.keys) and not any(map(self._exists, made.metadata)):
-            self.made = Expired(raw)
-            return raw
-        if made.snapshots:
-            kept = made.raw.get("snapshots") or ()
-            with ThreadPoolExecutor(THREADS) as pool:
-                deque(pool.map(self._try_list, raw["snapshots"]), maxlen=0)
-            self._gone = unreachable(made.snapshots, kept, self._read_list, self._read_manifests, self._fail)
-        self._gone += [Gone(path, "statistics") for path in made.statistics]
+        if not (made.snapshots or made.refs or made.keys):
+            # The log goes on to name older metadata files: a commit would leave another one each time.
+            there = [path for path in made.metadata if self._exists(path)]
+            self.made = made = Expired(raw, left=made.left, metadata=there)
+        if removed := [*made.snapshots, *made.left]:
+            gone = {one["snapshot-id"] for one in removed}
+            kept = [one for one in raw["snapshots"] if one["snapshot-id"] not in gone]
+            self._gone = unreachable(partial(self._read, tree), removed, kept, made.statistics, self._fail)
         return made.raw
 
     def check_committed(self, raw: Raw) -> None:
-        """Refuse to delete anything if the newest metadata still have what was to go.
+        """Raise ConcurrentChangeError, before any file is deleted, if the newest metadata still have what was to go.
 
         A catalog may not know whether a commit was made, and another commit may have come since.
-
-        Raises:
-            ConcurrentChangeError: They have.
         """
         left = {one["snapshot-id"] for one in raw.get("snapshots") or ()}
-        log = {one["metadata-file"] for one in raw.get("metadata-log") or ()}
-        server_keeps_log = isinstance(self._table.catalog, RestCatalog)
+        log = {one["metadata-file"] for one in raw.get("metadata-log") or ()} - {self._began}
+        keeps_log = isinstance(self._table.catalog, RestCatalog) or self.made.raw is self.base
         if any(one["snapshot-id"] in left for one in self.made.snapshots) or (
-            not server_keeps_log and not log.isdisjoint(self.made.metadata)
+            not keeps_log and not log.isdisjoint(self.made.metadata)
         ):
             raise ConcurrentChangeError("the catalog did not make the commit: no file was deleted, expire again")
 
-    def rows(self, status: str = "planned") -> Iterator[Row]:
+    def rows(self, status: str) -> Iterator[Row]:
         """Yield the rows of what the new metadata lack, and of what could not be read."""
         yield from self.made.rows(status)
         yield from self._failed
 
-    def files(self, base: str | None) -> list[Gone]:
-        """Return the files that go, metadata files last.
+    def files(self, log: Iterable[Raw] = ()) -> tuple[list[Gone], list[Row]]:
+        """Return the files that go, metadata files last, and the rows of those that stay.
 
         Args:
-            base: The metadata file before the commit.
+            log: What the new metadata name of older ones; with the file that the expiry began on these stay.
         """
-        if isinstance(self._table.catalog, RestCatalog):
-            return self._gone  # metadata files are the server's
-        older = list(self.made.metadata)
-        if base is not None and self._older_than_ms is None and self.made.raw is not self.base:
-            older.append(base)
-        return self._gone + [Gone(path, "metadata") for path in dict.fromkeys(older)]
+        table, files = self._table, list(self._gone)
+        if not isinstance(table.catalog, RestCatalog):  # there metadata files are the server's
+            files += [Gone(path, "metadata") for path in dict.fromkeys(self.made.metadata)]
+        named = [one["metadata-file"] for one in log] if self.made.raw is not self.base else []
+        keep = (self._began, table.metadata_location, *named)
+        uuid, name = self.base["table-uuid"], table.name()
+        return Garbage(self._io, table.catalog, uuid, self._began, keep=keep, name=name).split(files)
 
     def _exists(self, path: str) -> bool:
-        return self._io.inner(path).new_input(path).exists()
+        try:
+            return self._io.inner(path).new_input(path).exists()
+        except Exception:  # of any storage: the row of the file says what becomes of it
+            return True
 
-    def _fail(self, path: str, kind: str, error: Exception) -> None:
-        self._failed.append(Row(path, None, "failed", type(error).__name__, describe(error), format=kind))
+    def _fail(self, node: Node) -> None:
+        assert node.error is not None
+        error = error_of(node, node.error)
+        self._failed.append(Row(node.path, None, "failed", type(error).__name__, describe(error), format=node.kind))
 
-    def _try_list(self, snapshot: Snapshot) -> None:
-        """Read a manifest list ahead. If that fails, whoever needs the list will see the error."""
-        with suppress(AgsError, OSError):
-            self._read_list(snapshot)
-
-    def _read_list(self, snapshot: Snapshot) -> list[Known]:
-        snapshot_id = snapshot["snapshot-id"]
-        if snapshot_id not in self._listed:
-            path = snapshot.get("manifest-list")
-            if path is None:  # version 1 may name manifests itself
-                self._listed[snapshot_id] = [Known(one, 0, None) for one in snapshot.get("manifests") or ()]
-            else:
-                self._listed[snapshot_id] = read_list(self._io.session, path, self._io.inner(path), plaintext=True)
-        return self._listed[snapshot_id]
-
-    def _read_manifests(self, given: Iterable[Known]) -> Iterator[tuple[Known, Named | Exception]]:
-        """Yield what manifests name. Threads read a few of them ahead."""
-        left = iter(given)
-        with ThreadPoolExecutor(THREADS) as pool:
-            while chunk := list(islice(left, 4 * THREADS)):
-                yield from zip(chunk, pool.map(self._read_manifest, chunk), strict=True)
-
-    def _read_manifest(self, manifest: Known) -> Named | Exception:
-        if manifest.path not in self._named:
-            try:
-                inner = self._io.inner(manifest.path)
-                found = read_manifest(self._io.session, manifest, inner, plaintext=True)
-            except (AgsError, OSError) as error:
-                return error
-            kinds = {manifests.DATA: "data"}
-            self._named[manifest.path] = [
-                (Gone(one.path, kinds.get(one.content, "deletes"), one.length), one.status != manifests.DELETED)
-                for one in found
-            ]
-        return self._named[manifest.path]
+    def _read(self, tree: Tree, node: Node) -> Node:
+        """Return a list or manifest, read: once, also if other commits come and the decision is taken again."""
+        key = node.known.key_metadata
+        name = node.path, node.snapshot.get("key-id"), None if key is None else key.encode()
+        if name not in self._nodes:
+            tree.read(node).plain = b""
+            for one in node.named if node.kind == MANIFEST else ():
+                one.key_metadata = None  # that of a file opens nothing here
+            if node.error is not None:
+                return node
+            self._nodes[name] = node
+        return self._nodes[name]

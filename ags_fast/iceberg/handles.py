@@ -10,21 +10,41 @@ import warnings
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyiceberg.table import ALWAYS_TRUE, StagedTable, StaticTable, Table, TableProperties
+from pyiceberg.table import ALWAYS_TRUE, StagedTable, StaticTable, Table, TableProperties, Transaction
 
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy
+from ags_fast.iceberg.commit import begin, raw_metadata, table_io
+from ags_fast.iceberg.container import codec_of
 from ags_fast.iceberg.deletes import delete
+from ags_fast.iceberg.properties import GONE, TABLE, is_shown, restored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import DataScan
+    from pyiceberg.table.update.snapshot import UpdateSnapshot
 
 __all__ = ["CatalogTable", "FileTable", "NewTable", "handle"]
 
 COPY_ON_WRITE = "copy-on-write"
+
+
+def _foreign(method: str, library: str) -> Any:
+    """Return a method of PyIceberg's that hands files to another library, as one that refuses encrypted tables."""
+
+    def call(self: Table, *args: Any) -> Any:
+        if policy.KEY_ID in self.metadata.properties:
+            raise PolicyError(
+                f"{method}() of an encrypted table: {library} would open the files by itself, without their keys. Use "
+                "table.scan(...), and then its to_arrow(), to_arrow_batch_reader(), to_pandas(), to_polars() or "
+                "to_duckdb(); or open the files of ags_fast.iceberg.files(table) by ags_fast.parquet.open_plain"
+            )
+        return getattr(Table, method)(self, *args)
+
+    call.__name__, call.__doc__ = method, "Refuse an encrypted table. See PyIceberg's method."
+    return call
 
 
 class _Handle(Table):
@@ -32,6 +52,13 @@ class _Handle(Table):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a table of ags_fast.iceberg holds keys and is never pickled: load it where it is used")
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties of the table, also those that PyIceberg is not shown: see `ags_fast.iceberg.properties`."""
+        if not self.metadata_location:  # a new table, or one of a server that keeps it to itself
+            return self.metadata.properties
+        return restored(raw_metadata(self).get("properties"), self.metadata.properties)
 
     def scan(self, *args: Any, **named: Any) -> DataScan:
         """Plan a scan. See PyIceberg's method.
@@ -43,37 +70,37 @@ class _Handle(Table):
             scan.catalog = None  # PyIceberg then reads the manifests itself
         return scan
 
-    def to_daft(self) -> Any:
-        """Refuse an encrypted table. See PyIceberg's method."""
-        self._refuse("to_daft()", "Daft")
-        return super().to_daft()
+    to_bodo = _foreign("to_bodo", "Bodo")
+    to_daft = _foreign("to_daft", "Daft")
+    to_polars = _foreign("to_polars", "Polars")
+    __datafusion_table_provider__ = _foreign("__datafusion_table_provider__", "DataFusion")
 
-    def to_bodo(self) -> Any:
-        """Refuse an encrypted table. See PyIceberg's method."""
-        self._refuse("to_bodo()", "Bodo")
-        return super().to_bodo()
 
-    def to_polars(self) -> Any:
-        """Refuse an encrypted table. See PyIceberg's method."""
-        self._refuse("to_polars()", "Polars")
-        return super().to_polars()
+class _Transaction(Transaction):
+    """A transaction that also removes properties that PyIceberg is not shown."""
 
-    def __datafusion_table_provider__(self, *args: Any) -> Any:
-        """Refuse an encrypted table. See PyIceberg's method."""
-        self._refuse("__datafusion_table_provider__", "DataFusion")
-        return super().__datafusion_table_provider__(*args)
+    def update_snapshot(self, *args: Any, **named: Any) -> UpdateSnapshot:
+        """Begin a snapshot. See PyIceberg's method, which hears of a wrong codec when data files are written."""
+        codec_of(self.table_metadata.properties)
+        return super().update_snapshot(*args, **named)
 
-    def _refuse(self, method: str, library: str) -> None:
-        if policy.KEY_ID in self.metadata.properties:
-            raise PolicyError(
-                f"{method} of an encrypted table: {library} would open the files by itself, without their keys. Use "
-                "table.scan(...), and then its to_arrow(), to_arrow_batch_reader(), to_pandas(), to_polars() or "
-                "to_duckdb(); or open the files of ags_fast.iceberg.files(table) by ags_fast.parquet.open_plain"
-            )
+    def remove_properties(self, *removals: str) -> Transaction:
+        """Remove properties. See PyIceberg's method."""
+        here, there = self.table_metadata.properties, self._table.properties
+        hidden = [name for name in removals if not is_shown(name, TABLE) and (name in here or name in there)]
+        if hidden:
+            self.set_properties(dict.fromkeys(hidden, GONE))
+        seen = [name for name in removals if name not in hidden]
+        return super().remove_properties(*seen) if seen else self
 
 
 class CatalogTable(_Handle):
     """A table of a catalog."""
+
+    def transaction(self) -> Transaction:
+        """Begin a transaction. See PyIceberg's method, and `begin` of ags_fast.iceberg.commit."""
+        begin(self)
+        return _Transaction(self)
 
     def delete(
         self,
@@ -92,11 +119,7 @@ class CatalogTable(_Handle):
             super().delete(delete_filter, dict(snapshot_properties), case_sensitive, branch)
             return
         done = delete(
-            self,
-            delete_filter,
-            branch=branch,
-            snapshot_properties=snapshot_properties,
-            case_sensitive=case_sensitive,
+            self, delete_filter, branch=branch, snapshot_properties=snapshot_properties, case_sensitive=case_sensitive
         )
         if done.snapshot_id is None:
             warnings.warn("Delete operation did not match any records", stacklevel=2)
@@ -114,6 +137,7 @@ def handle(table: Table) -> CatalogTable:
     """Return a table as catalogs of ags_fast.iceberg return it."""
     if isinstance(table, CatalogTable):
         return table
+    table_io(table).belongs(table.metadata.table_uuid, table.metadata.location)
     return CatalogTable(
         table.name(), table.metadata, table.metadata_location, table.io, table.catalog, getattr(table, "config", {})
     )

@@ -7,6 +7,7 @@ closed; its plaintext reaches no storage.
 from __future__ import annotations
 
 import io
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -15,12 +16,13 @@ from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream, load_
 
 from ags_fast import opening
 from ags_fast.errors import PolicyError
-from ags_fast.iceberg import manifests, policy
+from ags_fast.iceberg import manifests, metadata, policy
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.locations import local_path
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.reading import check_length, find, show_list, show_manifest, show_metadata
-from ags_fast.iceberg.session import KMS_PREFIXES, SESSION, Session, reading_session, session_of
+from ags_fast.iceberg.reading import check_length, show_list, show_manifest, show_metadata
+from ags_fast.iceberg.session import KMS_PREFIXES, OF_TABLE, SESSION, Session, committing, seen_again, session_of
+from ags_fast.iceberg.walk import find
 from ags_fast.iceberg.writing import new_key, seal_manifest, sealed_metadata
 from ags_fast.keys.metadata import StandardKeyMetadata
 from ags_fast.parquet import Keys, encrypt_file, open_plain
@@ -28,10 +30,19 @@ from ags_fast.parquet import Keys, encrypt_file, open_plain
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["FileIO"]
+    from ags_fast.iceberg.session import TableState
+
+__all__ = ["FileIO", "LookedUpError", "looking_up"]
 
 PARQUET_MAGIC, AVRO_MAGIC = b"PAR1", b"Obj\x01"
+NOT_METADATA = (PARQUET_MAGIC, AVRO_MAGIC, b"PARE", b"AGS1", b"PFA1")
 METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
+
+looking_up = ContextVar("looking_up", default=False)  # whether this thread only asks a catalog where metadata are
+
+
+class LookedUpError(Exception):
+    """A catalog has named this metadata file, which is not read."""
 
 
 class FileIO(PyIcebergIO):
@@ -46,13 +57,16 @@ class FileIO(PyIcebergIO):
 
     def __init__(self, properties: dict[str, str] = {}) -> None:  # noqa: B006 (PyIceberg's signature)
         super().__init__(properties)
-        self._session = session_of(properties) or reading_session(properties)
-        self._settings = {name: value for name, value in properties.items() if not _is_ours(name)}
+        self._session = session_of(properties)
+        ours = (SESSION, OF_TABLE, "py-io-impl", *KMS_PREFIXES)  # which the inner FileIO must not obey
+        self._settings = {name: value for name, value in properties.items() if not name.startswith(ours)}
         if self._session.io_impl is not None:
             self._settings["py-io-impl"] = self._session.io_impl
         self._encrypted = policy.KEY_ID in properties
         self._key_length = int(properties.get(policy.KEY_LENGTH, "16"))
         self._inner: dict[str, PyIcebergIO] = {}
+        uuid, _, location = properties.get(OF_TABLE, "").partition(" ")
+        self._table = self._session.table(uuid, location) if uuid else None
 
     def __repr__(self) -> str:
         return f"<FileIO of {'an encrypted table' if self._encrypted else 'a catalog'}>"
@@ -64,6 +78,17 @@ class FileIO(PyIcebergIO):
     def session(self) -> Session:
         """What the catalog knows."""
         return self._session
+
+    @property
+    def table(self) -> TableState:
+        """What the catalog knows of the table. PolicyError if it is of no table, as those are that catalogs make."""
+        if self._table is None:
+            raise PolicyError("this FileIO is of no table: use that of a table which was loaded by ags_fast.iceberg")
+        return self._table
+
+    def belongs(self, uuid: Any, location: str) -> None:
+        """Let the FileIO be that of a table."""
+        self._table = self._session.table(uuid, location)
 
     @property
     def encrypted(self) -> bool:
@@ -78,8 +103,7 @@ class FileIO(PyIcebergIO):
     @property
     def settings(self) -> dict[str, str]:
         """What PyIceberg's own FileIO is told. It names no KMS, and may have credentials of the storage."""
-        hidden = (SESSION, *KMS_PREFIXES)
-        return {name: str(value) for name, value in self._settings.items() if not name.startswith(hidden)}
+        return {name: str(value) for name, value in self._settings.items()}
 
     def inner(self, location: str) -> PyIcebergIO:
         """Return PyIceberg's own FileIO for a location, which opens files as they are stored."""
@@ -90,40 +114,58 @@ class FileIO(PyIcebergIO):
 
     def new_input(self, location: str) -> InputFile:
         """Return a file to read."""
-        return _Input(self, location)
+        return _File(self, location)
 
     def new_output(self, location: str) -> OutputFile:
         """Return a file to write."""
-        return _Output(self, location)
+        return _File(self, location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Delete a file."""
         path = location if isinstance(location, str) else location.location
-        if not self._session.forget(path):
+        if self._table is None or not self._table.forget(path):
             self.inner(path).delete(path)
 
     # ----------------------------------------------------------------------------------------------------- reading
 
     def open_input(self, location: str) -> Any:
         """Return the facade of a file, as a seekable binary file."""
+        if looking_up.get():
+            raise LookedUpError(location)
         session, inner = self._session, self.inner(location)
         if location.endswith(METADATA_SUFFIXES):
-            with inner.new_input(location).open() as file:
-                return io.BytesIO(show_metadata(session, file.read(), location))
-        if (held := session.held_list(location)) is not None and session.known(location) is None:
+            seen = committing.get() and seen_again.get() == location
+            data = (seen and session.stored(location)) or metadata.read(inner.new_input(location))
+            return io.BytesIO(show_metadata(session, data, location))
+        if self._table is None and not self._encrypted:  # of a catalog, which reads metadata only, by whatever name
+            return self._open_unnamed(inner.new_input(location), location)
+        table = self.table
+        if (held := table.held_list(location)) is not None and table.known(location) is None:
             return io.BytesIO(held)
         if not self._encrypted:
             return inner.new_input(location).open()
-        if session.names_list(location):
-            return io.BytesIO(show_list(session, location, inner))
-        known = find(session, location, inner)
+        if table.names_list(location):
+            return io.BytesIO(show_list(table, location, inner))
+        known = find(table, location, inner)
         if known is None:
             if held is not None:
                 return io.BytesIO(held)
             raise PolicyError(f"{location} is named by no snapshot of the encrypted table, so it has no key")
         if known.format is None:
-            return io.BytesIO(show_manifest(session, known, inner))
+            return io.BytesIO(show_manifest(table, known, inner))
         return self.open_known(known)
+
+    def _open_unnamed(self, there: InputFile, location: str) -> Any:
+        """Open a file that is not named as metadata are: as metadata, if PyIceberg could read them from it."""
+        file: Any = there.open()
+        head = bytes(file.read(4))
+        file.seek(0)
+        if head in NOT_METADATA or head.startswith(b"ORC"):
+            return file
+        file.close()
+        data = metadata.read(there)
+        is_metadata = data.lstrip().startswith(b"{") or data.startswith(metadata.GZIP_MAGIC)
+        return io.BytesIO(show_metadata(self._session, data, location) if is_metadata else data)
 
     def open_known(self, known: Known) -> Any:
         """Return the plaintext of a data or delete file, as a seekable binary file."""
@@ -148,14 +190,15 @@ class FileIO(PyIcebergIO):
         if location.endswith(METADATA_SUFFIXES):
             return _put(inner, location, sealed_metadata(session, bytes(data), location, inner))
         if not self._encrypted:
+            session.check_plaintext_table(location)
             return _put(inner, location, data)
         session.check_writes()
         if head == AVRO_MAGIC:
             container = read_container(data)
             if manifests.is_list(container):
-                session.hold_list(location, bytes(data))
+                self.table.hold_list(location, bytes(data))
                 return len(data)
-            return seal_manifest(session, location, container, self._key_length, inner).length
+            return seal_manifest(self.table, location, container, self._key_length, inner).length
         if head == PARQUET_MAGIC:
             return self._write_parquet(location, data, inner)
         raise PolicyError(f"{location} has a format that PyIceberg does not write encrypted: write Parquet")
@@ -167,14 +210,8 @@ class FileIO(PyIcebergIO):
         report = encrypt_file(data, out, keys, aad_prefix=key.aad_prefix, store_aad_prefix=False)
         length = _put(inner, location, out)
         key = StandardKeyMetadata(key.encryption_key, key.aad_prefix, length)
-        offsets = report.row_group_offsets or None
-        self._session.learn(Known(location, length, key, format="PARQUET", split_offsets=offsets))
+        self.table.note(Known(location, length, key, format="PARQUET", split_offsets=report.row_group_offsets))
         return length
-
-
-def _is_ours(name: str) -> bool:
-    """Tell a setting that the inner FileIO does not need, or must not obey."""
-    return name in (*policy.CLASSES, SESSION) or name.startswith(KMS_PREFIXES)
 
 
 def _put(inner: PyIcebergIO, location: str, data: bytes | bytearray | memoryview) -> int:
@@ -193,57 +230,41 @@ def _unbuffered(file: Any) -> Any:
     return file
 
 
-class _Input(InputFile):
+class _File(InputFile, OutputFile):
+    """A file to read, and to write."""
+
     def __init__(self, owner: FileIO, location: str) -> None:
         super().__init__(location)
         self._owner = owner
+        self.nbytes: int | None = None  # that were written
 
     def __len__(self) -> int:
-        return len(self._owner.inner(self.location).new_input(self.location))
+        return len(self._stored()) if self.nbytes is None else self.nbytes
 
     def exists(self) -> bool:
-        """Tell whether the file is there."""
-        return self._owner.inner(self.location).new_input(self.location).exists()
+        return self._stored().exists()
 
     def open(self, seekable: bool = True) -> InputStream:
         """Return the facade of the file."""
         return self._owner.open_input(self.location)  # type: ignore[no-any-return]
 
-
-class _Output(OutputFile):
-    def __init__(self, owner: FileIO, location: str) -> None:
-        super().__init__(location)
-        self._owner = owner
-        self.nbytes: int | None = None
-
-    def __len__(self) -> int:
-        if self.nbytes is not None:
-            return self.nbytes
-        return len(self._owner.inner(self.location).new_input(self.location))
-
-    def exists(self) -> bool:
-        """Tell whether the file is there."""
-        return self._owner.inner(self.location).new_input(self.location).exists()
-
     def to_input_file(self) -> InputFile:
-        """Return the file, to read."""
-        return _Input(self._owner, self.location)
+        return self
 
     def create(self, overwrite: bool = False) -> OutputStream:
-        """Return a stream that writes the file when it is closed.
-
-        Args:
-            overwrite: False: FileExistsError if there is a file.
-        """
+        """Return a stream that writes the file when it is closed."""
         if not overwrite and self.exists():
             raise FileExistsError(f"{self.location} exists")
         return _Stream(self._owner, self)
+
+    def _stored(self) -> InputFile:
+        return self._owner.inner(self.location).new_input(self.location)
 
 
 class _Stream(io.BytesIO):
     """Takes a file's plaintext, and seals it when it is closed. Left by an exception it writes nothing."""
 
-    def __init__(self, owner: FileIO, output: _Output) -> None:
+    def __init__(self, owner: FileIO, output: _File) -> None:
         super().__init__()
         self._owner: FileIO | None = owner
         self._output = output

@@ -69,7 +69,13 @@ REF = ("snapshot-id", "type", "min-snapshots-to-keep", "max-snapshot-age-ms", "m
 KEY = ("key-id", "encrypted-key-metadata", "encrypted-by-id", "properties")
 STATISTICS = ("snapshot-id", "statistics-path", "file-size-in-bytes", "file-footer-size-in-bytes", "blob-metadata")
 BLOB = ("type", "snapshot-id", "sequence-number", "fields", "properties")
-ALWAYS_LISTS = ("snapshots", "statistics", "partition-statistics", "snapshot-log", "metadata-log")
+SPEC = ("name", "transform", "source-id", "field-id")
+SORT_ORDER = ("transform", "source-id", "direction", "null-order")
+LOGS = {  # lists that are written if they are empty, of objects without objects in them
+    "partition-statistics": STATISTICS[:3],
+    "snapshot-log": ("timestamp-ms", "snapshot-id"),
+    "metadata-log": ("timestamp-ms", "metadata-file"),
+}
 
 
 class _Order:
@@ -78,40 +84,34 @@ class _Order:
     def __init__(self) -> None:
         self.exact = True
 
-    def fields(self, value: Mapping[str, Any], names: Iterable[str]) -> Raw:
-        """Fields of these names first; Java leaves out those that are null."""
+    def fields(self, value: Mapping[str, Any], names: Iterable[str], unless_empty: str | None = None) -> Raw:
+        """Fields of these names first; Java leaves out those that are null, and one if it is empty."""
         made = {name: value[name] for name in names if value.get(name) is not None}
         more = {name: one for name, one in value.items() if name not in names}
         self.exact = self.exact and not more
+        if unless_empty is not None and not made.get(unless_empty):
+            made.pop(unless_empty, None)
         return made | more
 
-    def each(self, values: Iterable[Any] | None, change: Callable[[Any], Any]) -> list[Any]:
-        return [change(one) for one in values or ()]
+    def each(self, raw: Mapping[str, Any], name: str, change: Callable[[Any], Any]) -> list[Any]:
+        return [change(one) for one in raw.get(name) or ()]
 
     def table(self, raw: Mapping[str, Any]) -> Raw:
         current = raw.get("current-snapshot-id")
         filled = {
             **raw,
             "properties": raw.get("properties") or {},
-            "schemas": self.each(raw.get("schemas"), self.schema),
-            "partition-specs": self.each(raw.get("partition-specs"), self.spec),
-            "sort-orders": self.each(raw.get("sort-orders"), self.sort_order),
-            "encryption-keys": self.each(raw.get("encryption-keys"), self.key) or None,
+            "schemas": self.each(raw, "schemas", self.schema),
+            "partition-specs": self.each(raw, "partition-specs", lambda one: self.numbered(one, "spec-id", SPEC)),
+            "sort-orders": self.each(raw, "sort-orders", lambda one: self.numbered(one, "order-id", SORT_ORDER)),
+            "encryption-keys": self.each(raw, "encryption-keys", self.key) or None,
             "refs": {name: self.fields(one, REF) for name, one in (raw.get("refs") or {}).items()},
-            **{name: raw.get(name) or [] for name in ALWAYS_LISTS},
+            "snapshots": self.each(raw, "snapshots", self.snapshot),
+            "statistics": self.each(raw, "statistics", self.statistics),
+            "current-snapshot-id": -1,  # holds the place: null is written
         }
-        filled["snapshots"] = self.each(filled["snapshots"], self.snapshot)
-        filled["statistics"] = self.each(filled["statistics"], self.statistics)
-        filled["partition-statistics"] = self.each(
-            filled["partition-statistics"], lambda one: self.fields(one, STATISTICS[:3])
-        )
-        filled["snapshot-log"] = self.each(
-            filled["snapshot-log"], lambda one: self.fields(one, ("timestamp-ms", "snapshot-id"))
-        )
-        filled["metadata-log"] = self.each(
-            filled["metadata-log"], lambda one: self.fields(one, ("timestamp-ms", "metadata-file"))
-        )
-        filled["current-snapshot-id"] = -1  # holds the place: null is written
+        for name, names in LOGS.items():
+            filled[name] = [self.fields(one, names) for one in raw.get(name) or ()]
         made = self.fields(filled, TABLE)
         made["current-snapshot-id"] = None if current == -1 else current
         return made
@@ -126,17 +126,13 @@ class _Order:
         return made
 
     def key(self, one: Mapping[str, Any]) -> Raw:
-        made = self.fields(one, KEY)
+        made = self.fields(one, KEY, "properties")
         self.exact = self.exact and len(made.get("properties") or ()) <= 1  # Java has them in a map of its own order
-        if not made.get("properties"):
-            made.pop("properties", None)
         return made
 
     def schema(self, one: Mapping[str, Any]) -> Raw:
-        made = self.fields(one, SCHEMA)
-        if not made.get("identifier-field-ids"):
-            made.pop("identifier-field-ids", None)
-        made["fields"] = self.each(made.get("fields"), self.column)
+        made = self.fields(one, SCHEMA, "identifier-field-ids")
+        made["fields"] = self.each(made, "fields", self.column)
         return made
 
     def column(self, one: Mapping[str, Any]) -> Raw:
@@ -155,30 +151,18 @@ class _Order:
             if name in made:
                 made[name] = self.type(made[name])
         if "fields" in made:
-            made["fields"] = self.each(made["fields"], self.column)
+            made["fields"] = self.each(made, "fields", self.column)
         return made
 
-    def spec(self, one: Mapping[str, Any]) -> Raw:
-        made = self.fields(one, ("spec-id", "fields"))
-        names = ("name", "transform", "source-id", "field-id")
-        made["fields"] = self.each(made.get("fields"), lambda field: self.fields(field, names))
-        return made
-
-    def sort_order(self, one: Mapping[str, Any]) -> Raw:
-        made = self.fields(one, ("order-id", "fields"))
-        names = ("transform", "source-id", "direction", "null-order")
-        made["fields"] = self.each(made.get("fields"), lambda field: self.fields(field, names))
+    def numbered(self, one: Mapping[str, Any], number: str, names: tuple[str, ...]) -> Raw:
+        """A partition spec or a sort order."""
+        made = self.fields(one, (number, "fields"))
+        made["fields"] = self.each(made, "fields", lambda field: self.fields(field, names))
         return made
 
     def statistics(self, one: Mapping[str, Any]) -> Raw:
         made = self.fields(one, STATISTICS)
-        made["blob-metadata"] = self.each(made.get("blob-metadata"), self.blob)
-        return made
-
-    def blob(self, one: Mapping[str, Any]) -> Raw:
-        made = self.fields(one, BLOB)
-        if not made.get("properties"):
-            made.pop("properties", None)
+        made["blob-metadata"] = self.each(made, "blob-metadata", lambda blob: self.fields(blob, BLOB, "properties"))
         return made
 
 

@@ -6,31 +6,18 @@ All functions here work on decrypted bytes. Specification: Iceberg, "Manifests" 
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, PolicyError
-from ags_fast.iceberg.container import Container, Picker, field_of, record_fields, write_container
+from ags_fast.iceberg.container import Container, Picker, field_of
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "DATA",
-    "DELETED",
-    "DELETES",
-    "Known",
-    "SealedList",
-    "data_files",
-    "facade",
-    "is_list",
-    "manifest_of",
-    "manifests",
-    "sealed_list",
-]
+__all__ = ["DATA", "DELETED", "DELETES", "Known", "data_files", "facade", "is_list", "manifests", "sealed_entry"]
 
 DATA, DELETES = 0, 1  # content of a manifest
 DELETED = 2  # status of an entry
@@ -39,6 +26,7 @@ BLANK = 100_000  # added to the id of the field with key metadata, so that a rea
 
 # Ids of the fields of a manifest in a list, and of an entry and its data file, in the order in which they are taken.
 LISTED = (500, 501, 519, 517, 512, 513, 520, 503, 515, 502)
+COUNTED = (*LISTED, 504, 505, 506, 514)
 ENTRY = (100, 104, 131, 134, 101, 103, 142, 143, 144, 145, 0, 1, 3)
 
 # What version 3 adds to a data file and to a manifest in a list.
@@ -56,7 +44,6 @@ class Known:
     """What a manifest list says of a manifest, or a manifest of a file.
 
     Attributes:
-        path: Its location.
         length: Bytes on storage, as the list or manifest says.
         key_metadata: Its key, or None if the file is in plaintext.
         content: Of a manifest 0 (data) or 1 (deletes); of a file 0 (data), 1 (position deletes), 2 (equality deletes).
@@ -64,13 +51,14 @@ class Known:
         record_count: Of a file: its rows, or deleted positions.
         first_row_id: The first row id of a manifest, or of a data file, inherited or its own; None if it has none.
         referenced_data_file: Of a deletion vector: the data file that it belongs to.
-        content_offset: Of a deletion vector: where its blob begins, in bytes of the decrypted Puffin file.
-        content_size: Of a deletion vector: bytes of its blob.
+        content_offset, content_size: Where a deletion vector's blob begins in the decrypted Puffin file, and its bytes.
         status: Of a file: 0 (existing), 1 (added), 2 (deleted).
         snapshot_id: Of a file: the snapshot that added or deleted it; None is inherited.
         sequence_number: Of a manifest, or of a file; None is inherited.
         spec_id: Of a manifest: its partition spec.
-        split_offsets: Of a new data file: where its row groups begin, in bytes of the encrypted file; None: not known.
+        split_offsets: Of a data file that this session wrote: where its row groups begin in the encrypted file.
+        counts: Of a manifest, if they were taken: its added, existing and deleted files, then their rows; None where
+            the list does not say.
     """
 
     path: str
@@ -88,29 +76,20 @@ class Known:
     sequence_number: int | None = None
     spec_id: int | None = None
     split_offsets: list[int] | None = None
+    counts: tuple[int | None, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What a file of a manifest is: ``data``, ``deletion-vector``, or the kind of its deletes."""
+        if self.format == "PUFFIN":
+            return "deletion-vector"
+        return ("data", "position-deletes", "equality-deletes")[self.content]
 
     def __repr__(self) -> str:
         return f"<Known {self.path} length={self.length} {'encrypted' if self.key_metadata else 'plaintext'}>"
 
     def __reduce__(self) -> str:
         raise TypeError("what is known of a file has its key, and is never pickled")
-
-
-@dataclass(frozen=True, slots=True)
-class SealedList:
-    """A manifest list of version 3, ready to be encrypted.
-
-    Attributes:
-        data: Its plaintext.
-        first_row_id: The first row id that it takes.
-        added_rows: How many row ids it takes.
-        assigned: The first row id of each manifest that gets one, by path.
-    """
-
-    data: bytes
-    first_row_id: int
-    added_rows: int
-    assigned: dict[str, int]
 
 
 def is_list(container: Container) -> bool:
@@ -127,39 +106,40 @@ def _is_list(schema: dict[str, Any]) -> bool:
     return False
 
 
-def manifests(container: Container) -> list[Known]:
+def manifests(container: Container, *, counts: bool = False) -> list[Known]:
     """Return the manifests that a list names, in its order. FormatError if the list is malformed.
 
-    The keys in the container are zeros afterwards.
+    counts: also take what it says of the files and rows of each. The keys in the container are zeros afterwards.
     """
     known = []
-    for path, length, key, content, added, existing, row_id, snapshot_id, number, spec_id in container.take(_listed):
+    taken = container.take(_counted if counts else _listed)
+    for path, length, key, content, added, existing, row_id, snapshot_id, number, spec_id, *more in taken:
         one = Known(_text(path), _number(length), _metadata(key), content or DATA)
         one.record_count = (added or 0) + (existing or 0)
+        if more:
+            one.counts = (*more[:3], added, existing, more[3])
         one.first_row_id, one.snapshot_id, one.sequence_number, one.spec_id = row_id, snapshot_id, number, spec_id
         known.append(one)
     return known
 
 
-def data_files(container: Container, manifest: Known | None = None) -> list[Known]:
+def data_files(container: Container, manifest: Known) -> list[Known]:
     """Return the files that a manifest names, in its order, deleted ones too. FormatError if it is malformed.
 
-    The keys in the container are zeros afterwards.
-
-    Args:
-        container: The manifest.
-        manifest: What its list says of it. A data file without a row id inherits one from there, and a file without a
-            sequence number or snapshot theirs (specification: "Row Lineage", "Sequence Number Inheritance").
+    A data file without a row id inherits one from what the list says of the `manifest`, and a file without a sequence
+    number or snapshot theirs (specification: "Row Lineage", "Sequence Number Inheritance"). The keys in the container
+    are zeros afterwards.
     """
-    known, next_row_id = [], None if manifest is None else manifest.first_row_id
-    for path, length, key, content, kind, records, row_id, referenced, offset, size, *entry in container.take(_entry):
+    known, next_row_id = [], manifest.first_row_id
+    for path, length, key, content, kind, records, row_id, referenced, offset, size, *more in container.take(_entry):
         one = Known(_text(path), _number(length), _metadata(key), content or DATA, _text(kind).upper())
         one.record_count, one.first_row_id = _number(records), row_id
         one.referenced_data_file = None if referenced is None else _text(referenced)
         one.content_offset, one.content_size = offset, size
-        one.status, one.snapshot_id, one.sequence_number = _number(entry[0]), entry[1], entry[2]
-        if manifest is not None:
-            _inherit(one, manifest)
+        status, snapshot_id, number = more
+        one.status = _number(status)
+        one.snapshot_id = manifest.snapshot_id if snapshot_id is None else snapshot_id
+        one.sequence_number = manifest.sequence_number if number is None else number
         if one.content == DATA and one.status != DELETED:
             if next_row_id is None:
                 one.first_row_id = None
@@ -168,13 +148,6 @@ def data_files(container: Container, manifest: Known | None = None) -> list[Know
                 next_row_id += one.record_count
         known.append(one)
     return known
-
-
-def _inherit(one: Known, manifest: Known) -> None:
-    if one.snapshot_id is None:
-        one.snapshot_id = manifest.snapshot_id
-    if one.sequence_number is None:
-        one.sequence_number = manifest.sequence_number
 
 
 def facade(container: Container) -> bytes:
@@ -193,26 +166,12 @@ def _blank(schema: dict[str, Any]) -> bytes:
     return json.dumps(schema).encode()
 
 
-def manifest_of(container: Container, look_up: Callable[[str], Known | None]) -> bytes:
-    """Return the plaintext of a v3 manifest, made of one that PyIceberg wrote for the facade.
+def sealed_entry(record: dict[str, Any], look_up: Callable[[str], Known | None]) -> dict[str, Any]:
+    """Return an entry of version 3, made in place of one that PyIceberg wrote for the facade.
 
-    Args:
-        container: What PyIceberg wrote: version 2, without keys.
-        look_up: Returns what is known of a data file: its key, and what version 2 has no field for.
-
-    Raises:
-        PolicyError: A file in it has no key, that is, it is in plaintext.
+    `look_up` returns what is known of a data file: its key, and what version 2 has no field for. PolicyError if it has
+    no key, that is, it is in plaintext.
     """
-    schema = copy.deepcopy(container.schema)
-    entry = field_of(schema, 2)
-    assert entry is not None
-    add_fields(record_fields(entry), NEW_FILE_FIELDS)
-    return write_container(
-        schema, {**container.meta, "format-version": b"3"}, (_sealed(one, look_up) for one in container.records())
-    )
-
-
-def _sealed(record: dict[str, Any], look_up: Callable[[str], Known | None]) -> dict[str, Any]:
     file = record["data_file"]
     known = look_up(file["file_path"])
     if known is None or known.key_metadata is None:
@@ -227,39 +186,9 @@ def _sealed(record: dict[str, Any], look_up: Callable[[str], Known | None]) -> d
     file["first_row_id"] = known.first_row_id if file.get("content", DATA) == DATA else None
     file["referenced_data_file"] = known.referenced_data_file
     file["content_offset"] = file["content_size_in_bytes"] = None
-    if known.sequence_number is None:
-        file["split_offsets"] = known.split_offsets  # PyIceberg took them from the plaintext file
+    if known.split_offsets is not None:  # PyIceberg took those of a new file from its plaintext
+        file["split_offsets"] = known.split_offsets
     return record
-
-
-def sealed_list(container: Container, look_up: Callable[[str], Known | None], first_row_id: int) -> SealedList:
-    """Return the plaintext of a v3 manifest list, made of one that PyIceberg wrote for the facade.
-
-    Args:
-        container: What PyIceberg wrote: version 2, without keys.
-        look_up: Returns what is known of a manifest.
-        first_row_id: The next row id of the table. Data manifests without a first row id get theirs from there on.
-
-    Raises:
-        PolicyError: A manifest in it has no key.
-    """
-    schema = copy.deepcopy(container.schema)
-    add_fields(record_fields(schema), NEW_LIST_FIELDS)
-    next_row_id, records, assigned = first_row_id, [], {}
-    for record in container.records():
-        path = record["manifest_path"]
-        known = look_up(path)
-        if known is None or known.key_metadata is None:
-            raise PolicyError(f"the manifest {path} is in plaintext, in an encrypted table")
-        record["key_metadata"] = known.key_metadata.encode()
-        record["manifest_length"] = known.length
-        record["first_row_id"] = known.first_row_id
-        if record["content"] == DATA and known.first_row_id is None:
-            record["first_row_id"] = assigned[path] = next_row_id
-            next_row_id += record["added_rows_count"] + record["existing_rows_count"]
-        records.append(record)
-    meta = {**container.meta, "format-version": b"3", "first-row-id": str(first_row_id).encode()}
-    return SealedList(write_container(schema, meta, records), first_row_id, next_row_id - first_row_id, assigned)
 
 
 def add_fields(fields: list[dict[str, Any]], new: Iterable[tuple[str, int, str]]) -> None:
@@ -271,6 +200,10 @@ def add_fields(fields: list[dict[str, Any]], new: Iterable[tuple[str, int, str]]
 
 def _listed(schema: dict[str, Any]) -> Picker:
     return Picker(schema, LISTED, LIST_KEY_METADATA)
+
+
+def _counted(schema: dict[str, Any]) -> Picker:
+    return Picker(schema, COUNTED, LIST_KEY_METADATA)
 
 
 def _entry(schema: dict[str, Any]) -> Picker:

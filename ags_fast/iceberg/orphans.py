@@ -8,16 +8,15 @@ from urllib.parse import urlsplit
 from pyarrow.fs import FileSelector, FileType
 
 from ags_fast.errors import PolicyError
+from ags_fast.iceberg.locations import normal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ags_fast.iceberg.io import FileIO
 
-__all__ = ["Stored", "is_encrypted", "normal", "not_named", "stored_files"]
+__all__ = ["Stored", "not_named", "stored_files"]
 
-ENCRYPTED = (b"AGS1", b"PARE")
-SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "abfs", "wasb": "abfs"}
 IGNORED = ("version-hint.text", "_SUCCESS")
 
 
@@ -28,22 +27,8 @@ class Stored(NamedTuple):
     length: int  # bytes
 
 
-def normal(location: str) -> str:
-    """Return a location in the one spelling by which locations are compared."""
-    scheme, colon, rest = location.partition(":")
-    if not colon or "/" in scheme:
-        return location
-    if scheme == "file":
-        return "/" + rest.removeprefix("//localhost").lstrip("/")
-    return f"{SAME_SCHEMES.get(scheme, scheme)}:{rest}"
-
-
 def stored_files(io: FileIO, folder: str) -> Iterator[Stored]:
-    """Yield all files below a folder, by the spelling of the folder.
-
-    Raises:
-        PolicyError: The FileIO that is configured cannot list.
-    """
+    """Yield all files below a folder, by the spelling of the folder. PolicyError if the FileIO cannot list."""
     inner: Any = io.inner(folder)
     folder = folder.rstrip("/")
     if hasattr(inner, "fs_by_scheme"):  # PyArrowFileIO
@@ -67,12 +52,7 @@ def stored_files(io: FileIO, folder: str) -> Iterator[Stored]:
 
 
 def not_named(files: Iterable[Stored], named: set[str]) -> Iterator[Stored]:
-    """Yield the files that nothing names.
-
-    Args:
-        files: The files in the storage.
-        named: The `normal` locations of what is named. The checksum ``.x.crc`` of Java belongs to x.
-    """
+    """Yield the files whose `normal` location is not `named`. The checksum ``.x.crc`` of Java belongs to x."""
     for one in files:
         folder, _, name = one.path.rpartition("/")
         if name in IGNORED:
@@ -81,9 +61,3 @@ def not_named(files: Iterable[Stored], named: set[str]) -> Iterator[Stored]:
             name = name[1:-4]
         if normal(f"{folder}/{name}") not in named and name not in IGNORED:
             yield one
-
-
-def is_encrypted(io: FileIO, path: str) -> bool:
-    """Tell by its first bytes whether a file is encrypted."""
-    with io.inner(path).new_input(path).open() as file:
-        return bytes(file.read(4)) in ENCRYPTED

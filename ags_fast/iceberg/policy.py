@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import PolicyError
+from ags_fast.iceberg.container import codec_of
+from ags_fast.iceberg.properties import SERVER, check_code, is_inspected, is_shown
+from ags_fast.keys.kms.names import TABLE, check_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from ags_fast.keys.kms import KmsClient
 
 __all__ = [
     "KEY_ID",
     "KEY_LENGTH",
     "PLAINTEXT_FILES",
     "PLAINTEXT_SNAPSHOTS",
+    "PLAINTEXT_TABLES",
+    "Plaintext",
     "check_change",
+    "check_given",
     "check_key_id",
+    "check_master",
     "check_raw",
     "check_settings",
     "from_before",
@@ -26,47 +36,37 @@ __all__ = [
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 # A setting of the client, never of a table: nothing authenticates metadata, so metadata cannot permit plaintext.
 PLAINTEXT_FILES = "encryption.plaintext-files"
+PLAINTEXT_TABLES = "encryption.plaintext-tables"
 # A table's property: the ids of the snapshots from before the table was encrypted. It goes with the last of them.
 PLAINTEXT_SNAPSHOTS = "encryption.plaintext-snapshots"
 LENGTHS = ("16", "24", "32")
 FORMATS = ("write.format.default", "write.delete.format.default")
 
-CLASSES = ("py-io-impl", "py-catalog-impl")
-# PyIceberg merges a table's properties over the catalog's, so whoever writes the metadata would configure the client.
-CLIENT_NAMES = {
-    PLAINTEXT_FILES,
-    "encryption.allowed-key-ids",
-    "uri",
-    "warehouse",
-    "token",
-    "credential",
-    "catalog-impl",
-    "io-impl",
-    "scope",
-    "audience",
-    "resource",
-}
-CLIENT_PREFIXES = (
+# Settings of a client, beside those that a server may send.
+CLIENTS = (
     "ags_fast.",
+    "azure.",
     "kms-",
     "kms.",
-    "encryption.kms-",
     "vault.",
-    "azure.",
-    "s3.",
-    "adls.",
-    "gcs.",
-    "hdfs.",
-    "hf.",
-    "client.",
-    "glue.",
-    "dynamodb.",
-    "hive.",
-    "rest.",
-    "oauth2",
-    "header.",
+    "encryption.kms-",
+    "encryption.allowed-key-ids",
+    PLAINTEXT_FILES,
+    PLAINTEXT_TABLES,
 )
 NEW_TYPES = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
+
+
+class Plaintext(NamedTuple):
+    """What a client's own configuration says of plaintext.
+
+    Attributes:
+        files: Whether files in plaintext of encrypted tables are read: "allow" or "refuse".
+        tables: What is done with tables in plaintext: "refuse", "read" or "write".
+    """
+
+    files: str = "refuse"
+    tables: str = "write"
 
 
 def is_encrypted(raw: Mapping[str, Any]) -> bool:
@@ -75,43 +75,46 @@ def is_encrypted(raw: Mapping[str, Any]) -> bool:
 
 
 def check_settings(properties: Iterable[str], what: str) -> None:
-    """Refuse names that belong to a client's configuration.
+    """Refuse a table's properties that would choose code, the KMS, or where requests go. PolicyError.
 
-    Args:
-        properties: Names of table properties.
-        what: Whose they are, for the error.
-
-    Raises:
-        PolicyError: One of them would choose the code that opens files, the KMS, or where requests go.
+    what: whose they are, for the error.
     """
-    for name in properties:
-        low = name.lower()
-        if low in CLASSES:
-            raise PolicyError(
-                f"{what} names {name}: PyIceberg would let that class write the table, and lose every key. "
-                "Remove the property; set it for the catalog in your own configuration"
-            )
-        if low in CLIENT_NAMES or low.startswith(CLIENT_PREFIXES):
+    names = [] if is_inspected.get() else list(properties)
+    check_code(names, what)
+    for name in names:
+        if name.lower().startswith(CLIENTS) or is_shown(name.lower(), SERVER):
             raise PolicyError(
                 f"{what} names {name}, a client's setting: whoever writes the table would configure the client. "
                 "Remove the property; set it in your own configuration"
             )
 
 
-def plaintext_setting(properties: Mapping[str, Any], default: str | None = None) -> str | None:
-    """Return what a client's own configuration says of plaintext.
-
-    Returns:
-        ``"allow"``: files of encrypted tables that are in plaintext are read. ``"refuse"``: tables in plaintext are
-        refused, too. None: only the files are refused.
+def check_given(given: Mapping[str, str], has: Mapping[str, str]) -> None:
+    """Refuse properties that a table is given. Those that it `has` are never checked: other engines may have set them.
 
     Raises:
-        ValueError: The configuration says something else.
+        PolicyError: One belongs to a client's configuration, or is a key's length, without a key.
+        ValueError: One is mistyped: the table would be less protected than its owner wants, or nobody could write it.
     """
-    value: str | None = properties.get(PLAINTEXT_FILES, default)
-    if value not in (None, "allow", "refuse"):
-        raise ValueError(f"{PLAINTEXT_FILES} must be 'allow' or 'refuse', not {value!r}")
-    return value
+    check_settings(given, "the change")
+    check_names(given, TABLE, "an Iceberg table")
+    codec_of(given)
+    if KEY_LENGTH in given and KEY_ID not in {**has, **given}:
+        raise PolicyError(f"{KEY_LENGTH} without {KEY_ID}: the table would be in plaintext. Name its master key, too")
+
+
+def plaintext_setting(properties: Mapping[str, Any], *, encrypts: bool) -> Plaintext:
+    """Return what a client's own configuration says of plaintext. ValueError if it says something else.
+
+    encrypts: the client has a KMS, so tables in plaintext are refused if the configuration says nothing.
+    """
+    files = properties.get(PLAINTEXT_FILES, "refuse")
+    tables = properties.get(PLAINTEXT_TABLES, "refuse" if encrypts else "write")
+    if files not in ("allow", "refuse"):
+        raise ValueError(f"{PLAINTEXT_FILES} must be 'allow' or 'refuse', not {files!r}")
+    if tables not in ("refuse", "read", "write"):
+        raise ValueError(f"{PLAINTEXT_TABLES} must be 'refuse', 'read' or 'write', not {tables!r}")
+    return Plaintext(files, tables)
 
 
 def from_before(raw: Mapping[str, Any]) -> set[int]:
@@ -126,13 +129,8 @@ def from_before(raw: Mapping[str, Any]) -> set[int]:
     return {one for one in ids if str(one) in listed and one not in heads}
 
 
-def check_raw(raw: Mapping[str, Any], location: str, plaintext: str | None = None) -> None:
+def check_raw(raw: Mapping[str, Any], location: str, plaintext: Plaintext) -> None:
     """Refuse table metadata that cannot be right, or that would configure this client.
-
-    Args:
-        raw: The parsed metadata.
-        location: Where they are, for the error.
-        plaintext: What `plaintext_setting` returned for the client's configuration.
 
     Raises:
         PolicyError: The properties name a client's setting, a key length that AES does not have, or a master key in a
@@ -141,15 +139,16 @@ def check_raw(raw: Mapping[str, Any], location: str, plaintext: str | None = Non
     """
     properties = raw.get("properties") or {}
     if not is_encrypted(raw):
-        check_settings((name for name in properties if name.lower() in CLASSES), location)
+        check_code(properties, location)
         if raw.get("encryption-keys"):
             raise PolicyError(
                 f"{location} has encryption-keys, but its properties have no {KEY_ID}: somebody removed the property"
             )
-        if plaintext == "refuse":
+        if plaintext.tables == "refuse":
             raise PolicyError(
                 f"the table of {location} is in plaintext: either the table was never encrypted, or somebody put "
-                f"plaintext in its place. With {PLAINTEXT_FILES}=allow in your own configuration it can be read"
+                f"plaintext in its place. {PLAINTEXT_TABLES}=read in your own configuration, as a property of "
+                "load_catalog or open_table, lets such tables be read, and =write written"
             )
         return
     check_settings((name for name in properties if name != PLAINTEXT_FILES), location)
@@ -162,19 +161,16 @@ def check_raw(raw: Mapping[str, Any], location: str, plaintext: str | None = Non
         if snapshot.get("key-id"):
             continue
         what = f"snapshot {snapshot.get('snapshot-id')} in {location} has no key-id: its manifest list is in plaintext"
-        if named is None and plaintext != "allow":
+        if named is None and plaintext.files != "allow":
             raise PolicyError(f"{what}. With {PLAINTEXT_FILES}=allow in your own configuration it can be read")
         if named is not None and str(snapshot.get("snapshot-id")) not in named.split(","):
             raise PolicyError(f"{what}, and {PLAINTEXT_SNAPSHOTS} does not name it: it is younger than the encryption")
 
 
 def check_change(base: Mapping[str, Any] | None, properties: Mapping[str, str], writing: Mapping[str, Any]) -> None:
-    """Refuse a change of a table's metadata.
+    """Refuse a change of a table's metadata: of `base`, None for a new table, to `writing`.
 
-    Args:
-        base: The metadata that are changed; None for a new table.
-        properties: The new table properties.
-        writing: The new metadata, for the types of their current schema.
+    `properties` are all the table will have. Of `writing` only the types of the current schema count.
 
     Raises:
         PolicyError: The change sets, changes or removes the master key, names a client's setting, asks for ORC, or has
@@ -201,6 +197,11 @@ def check_key_id(old: Mapping[str, str], new: Mapping[str, str]) -> None:
             f"{KEY_ID} is not set, changed or removed as a property: use ags_fast.iceberg.encrypt for a table in "
             "plaintext, and ags_fast.iceberg.rotate for another master key"
         )
+
+
+def check_master(kms: KmsClient, key_id: str) -> None:
+    """Have the KMS wrap a probe, for a table that has no KEK yet. KeyAccessError if it does not know the master key."""
+    kms.wrap_key(secrets.token_bytes(16), key_id)
 
 
 def _check_length(properties: Mapping[str, str], what: str) -> None:

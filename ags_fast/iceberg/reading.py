@@ -1,90 +1,136 @@
-"""What PyIceberg is shown of metadata files, manifest lists and manifests, and what a session learns from them."""
+"""Open one metadata file, manifest list or manifest: what it names, and what PyIceberg is shown of it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ags_fast.ags1 import AgsCodec, plaintext_length
-from ags_fast.errors import FormatError, IntegrityError
-from ags_fast.iceberg import manifests, metadata, policy
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
+from ags_fast.iceberg import manifests, metadata, policy, properties
 from ags_fast.iceberg.container import read_container
+from ags_fast.iceberg.locations import ENCRYPTED
 from ags_fast.iceberg.manifests import Known
+from ags_fast.iceberg.session import OF_TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyiceberg.io import FileIO as InnerIO
 
+    from ags_fast.iceberg.container import Container
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.session import Session
+    from ags_fast.iceberg.session import Session, TableState
 
 __all__ = [
-    "find",
+    "LIST",
+    "LOST",
+    "MANIFEST",
+    "Node",
+    "check_length",
+    "error_of",
+    "learn",
     "load_metadata",
-    "open_whole",
-    "read_list",
-    "read_manifest",
+    "open_node",
+    "read_node",
+    "refuse",
     "show_list",
     "show_manifest",
     "show_metadata",
 ]
 
+LIST, MANIFEST = "manifest-list", "manifest"
+LOST = "it is encrypted, but its entry has no key: the writer lost the key, and nothing can open the file. "
+
+
+@dataclass(slots=True, repr=False)
+class Node:
+    """A manifest list or a manifest.
+
+    Attributes:
+        known: What is said of it. A list has no length there, and no path if its snapshot names manifests itself.
+        snapshot: The snapshot that names it. Of a manifest: the first whose list does.
+        plain: Its plaintext, with keys.
+        length: Its bytes on storage, as the key or the entry says; those that are there if neither says it.
+        nbytes: Its bytes on storage.
+        named: The manifests or files that it names, deleted ones too.
+        record: What the list says of a manifest, by the names of Iceberg's fields, if that was decoded.
+        seconds: How long it took to read; None: it was not read yet.
+    """
+
+    known: Known
+    snapshot: Raw = field(default_factory=dict)
+    kind: str = MANIFEST
+    plain: bytes = b""
+    length: int = 0
+    nbytes: int = 0
+    named: list[Known] = field(default_factory=list)
+    record: dict[str, Any] = field(default_factory=dict)
+    error: Exception | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of_list(cls, snapshot: Raw) -> Node:
+        """Return the list of a snapshot."""
+        return cls(Known(snapshot.get("manifest-list") or "", 0, None), snapshot, LIST)
+
+    @property
+    def path(self) -> str:
+        """Its location, or else which snapshot it belongs to."""
+        return self.known.path or f"snapshot {self.snapshot['snapshot-id']}"
+
+    def container(self) -> Container:
+        """Return its container. Each call returns one whose keys are still there."""
+        return read_container(self.plain)
+
+    def files(self) -> list[Known]:
+        """Return the live files of a manifest. One with several deletion vectors is there several times."""
+        return [one for one in self.named if one.status != manifests.DELETED]
+
 
 def show_metadata(session: Session, data: bytes, location: str) -> bytes:
-    """Return the facade of a metadata file.
-
-    Raises:
-        PolicyError: The metadata would configure this client, or cannot be those of an encrypted table.
-        FormatError: The file is malformed.
-        IntegrityError: The catalog has the hash of other metadata, or has read the table as an encrypted one before,
-            and it is in plaintext now.
-    """
-    raw = metadata.parse(data, location)
+    """Return the facade of a metadata file. Raises what `metadata.parse` and the session's checks do."""
+    known = session.raw(location) if data and data == session.stored(location) else None
+    raw = known or metadata.parse(data, location)
     session.check_metadata(raw, location)
-    session.remember(raw, location)
-    session.drop_written(raw)
-    translated = policy.is_encrypted(raw) or session.is_upgrading(raw)
-    return metadata.dump(metadata.facade(raw), location) if translated else data
+    session.remember(raw, location, data)
+    state = session.table_of(raw)
+    state.drop_written(raw)
+    if policy.is_encrypted(raw) or state.upgrading:
+        shown = metadata.facade(raw)
+        if session.marks:
+            shown["properties"][OF_TABLE] = f"{raw.get('table-uuid')} {raw.get('location')}"
+        return metadata.dump(shown, location)
+    seen = properties.shown(raw.get("properties"), properties.TABLE)
+    if seen == (raw.get("properties") or {}) and not data.startswith(metadata.GZIP_MAGIC):
+        return data
+    return metadata.dump({**raw, "properties": seen}, location)
 
 
 def load_metadata(session: Session, location: str, inner: InnerIO) -> Raw:
-    """Return the raw metadata at a location, read if the session has forgotten them.
-
-    Raises:
-        PolicyError, FormatError: As `show_metadata`.
-        IntegrityError: The catalog has the hash of other metadata.
-    """
+    """Return the raw metadata at a location, read if the session has forgotten them. Errors: as `show_metadata`."""
     raw = session.raw(location)
     if raw is None:
-        with inner.new_input(location).open() as file:
-            raw = metadata.parse(file.read(), location)
+        data = metadata.read(inner.new_input(location))
+        raw = metadata.parse(data, location)
         session.check_metadata(raw, location)
-        session.remember(raw, location)
+        session.remember(raw, location, data)
     return raw
 
 
-def open_whole(known: Known, inner: InnerIO) -> bytes:
-    """Return the plaintext of a manifest or list.
-
-    Args:
-        known: Its path, key, and bytes on storage (0 if only the key says how many).
-        inner: Opens files as they are stored.
-
-    Raises:
-        IntegrityError: It was changed, or its entry and its key say two lengths.
-    """
+def open_node(node: Node, inner: InnerIO) -> None:
+    """Give a node its plaintext. IntegrityError if it was changed, KeyAccessError if nothing has its key."""
+    known, key = node.known, node.known.key_metadata
     with inner.new_input(known.path).open() as file:
         data = file.read()
-    key = known.key_metadata
+    node.nbytes = node.length = len(data)
     if key is None:
-        return bytes(data)
+        if data[:4] in ENCRYPTED:
+            raise KeyAccessError(f"{known.path}: {LOST}Roll the table back to a snapshot that does not need it")
+        node.plain = bytes(data)
+        return
     check_length(known)
-    try:
-        codec = AgsCodec(key.encryption_key, aad_prefix=key.aad_prefix)
-        return codec.decrypt(data, length=_length(known, len(data)) if key.file_length is None else key.file_length)
-    except (FormatError, IntegrityError) as error:
-        raise type(error)(f"{known.path}: {error}") from None
+    node.length = _length(known, len(data)) if key.file_length is None else key.file_length
+    node.plain = AgsCodec(key.encryption_key, aad_prefix=key.aad_prefix).decrypt(data, length=node.length)
 
 
 def _length(known: Known, stored: int) -> int:
@@ -107,97 +153,64 @@ def check_length(known: Known) -> None:
         )
 
 
-def show_list(session: Session, path: str, inner: InnerIO) -> bytes:
-    """Return the facade of a manifest list."""
-    return _list(session, path, inner)[0]
+def read_node(
+    session: Session, node: Node, inner: InnerIO, *, plaintext: bool = False, counts: bool = False
+) -> Container:
+    """Read a list or manifest, of which the node then says what it names. Returns its container, without the keys.
 
-
-def read_list(session: Session, path: str, inner: InnerIO, *, plaintext: bool = False) -> list[Known]:
-    """Return the manifests that a list names.
-
-    Args:
-        session: Has the key of the list, and learns those of its manifests.
-        path: The list, which known metadata name.
-        inner: Opens files as they are stored.
-        plaintext: Whether to read a list in plaintext, also if the client's configuration does not allow that. For
-            callers that only need the paths: the session learns nothing from it.
-
-    Raises:
-        KeyAccessError: The key of the list is lost, or the KMS refuses.
-        PolicyError: The list is in plaintext.
-        IntegrityError, FormatError: The list was changed.
+    plaintext: one in plaintext is read, too; else the client's configuration decides. counts: as for
+    `manifests.manifests`. KeyAccessError if it is encrypted, and nothing has its key.
     """
-    return _list(session, path, inner, plaintext=plaintext)[1]
-
-
-def _list(session: Session, path: str, inner: InnerIO, *, plaintext: bool = False) -> tuple[bytes, list[Known]]:
-    key = session.list_key(path)
-    if key is None and not plaintext:
-        session.check_plaintext(path)
-    container = read_container(open_whole(Known(path, 0, key), inner))
-    if not manifests.is_list(container):
-        raise FormatError(f"{path} is a manifest, where a manifest list belongs")
-    found = manifests.manifests(container)
-    if key is not None or not plaintext:
-        for one in found:
-            session.learn(one, trusted=key is not None)
-    return manifests.facade(container), found
-
-
-def show_manifest(session: Session, known: Known, inner: InnerIO) -> bytes:
-    """Return the facade of a manifest."""
-    return _manifest(session, known, inner)[0]
-
-
-def read_manifest(session: Session, known: Known, inner: InnerIO, *, plaintext: bool = False) -> list[Known]:
-    """Return the files that a manifest names, deleted ones too.
-
-    Args:
-        session: Learns the keys of the files.
-        known: The manifest.
-        inner: Opens files as they are stored.
-        plaintext: As for `read_list`.
-
-    Raises:
-        PolicyError: The manifest is in plaintext.
-        IntegrityError, FormatError: The manifest was changed.
-    """
-    return _manifest(session, known, inner, plaintext=plaintext)[1]
-
-
-def _manifest(session: Session, known: Known, inner: InnerIO, *, plaintext: bool = False) -> tuple[bytes, list[Known]]:
-    sealed = known.key_metadata is not None
-    if not sealed and not plaintext:
-        session.check_plaintext(known.path)
-    container = read_container(open_whole(known, inner))
+    if node.known.key_metadata is None and not plaintext:
+        session.check_plaintext(node.known.path)
+    open_node(node, inner)
+    container = node.container()
     if manifests.is_list(container):
-        raise FormatError(f"{known.path} is a manifest list, where a manifest belongs")
-    found = manifests.data_files(container, known)
-    for one in found if sealed or not plaintext else ():
+        if node.kind != LIST:
+            raise FormatError("it is a manifest list, where a manifest belongs")
+        node.named = manifests.manifests(container, counts=counts)
+    elif node.kind != MANIFEST:
+        raise FormatError("it is a manifest, where a manifest list belongs")
+    else:
+        node.named = manifests.data_files(container, node.known)
+    return container
+
+
+def learn(state: TableState, node: Node) -> None:
+    """Keep what a list or manifest says of what it names."""
+    for one in node.named:
         # A deletion vector's file has several entries, and an entry of a deleted file says least of it.
-        if one.status != manifests.DELETED or session.known(one.path) is None:
-            session.learn(one, trusted=sealed)
-    return manifests.facade(container), found
+        if one.status != manifests.DELETED or state.known(one.path) is None:
+            state.learn(one, trusted=node.known.key_metadata is not None)
 
 
-def find(session: Session, path: str, inner: InnerIO) -> Known | None:
-    """Return what is known of a path, or else what known lists and their manifests say of it. Reads them if needed."""
-    known = session.known(path)
-    if known is not None:
-        return known
-    return next((one for one in _walk(session, inner) if one.path == path), None)
+def error_of(node: Node, error: Exception) -> Exception:
+    """Return the error of a list or manifest, in whose text its path is."""
+    if isinstance(error, FormatError | IntegrityError) and node.path not in str(error):
+        return type(error)(f"{node.path}: {error}")
+    return error
 
 
-def _walk(session: Session, inner: InnerIO) -> Iterator[Known]:
-    """Yield all manifests and files of known lists, the newest list first. Each manifest is read once."""
-    seen: set[str] = set()
-    for path in session.lists():
-        try:
-            found = [one for one in read_list(session, path, inner) if one.path not in seen]
-            yield from found
-            for manifest in found:
-                seen.add(manifest.path)
-                if manifest.key_metadata is not None or session.plaintext == "allow":
-                    yield from read_manifest(session, manifest, inner)
-        except FileNotFoundError:  # an expired snapshot's, or of a table that was dropped
-            continue
+def refuse(node: Node) -> NoReturn:
+    """Raise the error of a node that could not be read."""
+    assert node.error is not None
+    raise error_of(node, node.error)
+
+
+def show_list(state: TableState, path: str, inner: InnerIO) -> bytes:
+    """Return the facade of a manifest list."""
+    return _show(state, Node(Known(path, 0, state.list_key(path)), kind=LIST), inner)
+
+
+def show_manifest(state: TableState, known: Known, inner: InnerIO) -> bytes:
+    """Return the facade of a manifest."""
+    return _show(state, Node(known), inner)
+
+
+def _show(state: TableState, node: Node, inner: InnerIO) -> bytes:
+    try:
+        container = read_node(state.session, node, inner)
+    except AgsError as error:
+        raise error_of(node, error) from None
+    learn(state, node)
+    return manifests.facade(container)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy, rewriting
-from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.commit import raw_metadata, table_io
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.work.heads import Writer, read_head
+from ags_fast.iceberg.work.heads import commit, read_head
 from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
 from ags_fast.iceberg.work.vectors import POSITION_DELETES
 from ags_fast.jobs.results import JobResult, Row, counted
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.work.heads import Head, Manifest
+    from ags_fast.iceberg.reading import Node
+    from ags_fast.iceberg.work.heads import Head, Writer
     from ags_fast.jobs.engines.base import Engine
 
 __all__ = ["rekey", "rewritten"]
@@ -39,9 +40,9 @@ def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None
     No row changes: row ids, sequence numbers, partitions and statistics stay. Other branches and older snapshots stay
     as they are, under their old keys, until `expire` removes them: so **run `expire` afterwards** if a key was exposed.
 
-    ``"data"`` first writes a plan into the table's folder of metadata, encrypted. If the job dies, a second run goes on
-    with the files that the first has not written. Run one such job at a time. Files that other commits add meanwhile
-    are moved, too.
+    ``"data"`` first writes a plan into the table's folder of metadata, encrypted. If the job dies before its commit, a
+    second run goes on with the files that the first has not written. Run one such job at a time. Files that other
+    commits add meanwhile are moved, too.
 
     Args:
         table: An encrypted table of a catalog of ags_fast.iceberg. Afterwards it is the new version.
@@ -86,18 +87,13 @@ def rewritten(
     head: Head,
     writer: Writer,
     summary: dict[str, Any],
-    changed: Callable[[Manifest, list[rewriting.Record]], object] = lambda one, entries: None,
+    changed: Callable[[Node, list[rewriting.Record]], object] = lambda one, entries: None,
     added: Callable[[Raw], Iterable[rewriting.Record]] = lambda snapshot: (),
 ) -> tuple[Raw, list[Row]]:
     """Write all manifests of a snapshot anew, and return metadata with the new snapshot, and a row for each manifest.
 
-    Args:
-        raw: The newest metadata.
-        head: The snapshot.
-        writer: Writes the files.
-        summary: What changed, for the new snapshot.
-        changed: Changes the entries of a manifest.
-        added: Writes more manifests for the new snapshot, and returns what the list says of them.
+    `changed` changes the entries of a manifest, in place. `added` writes more manifests for the new snapshot, and
+    returns what the list says of them.
     """
     pairs = []
     for one in head.manifests:
@@ -110,40 +106,26 @@ def rewritten(
     snapshot = writer.begin({**summary, **told})
     records, rows = [], []
     for one, container, kept in pairs:
-        content = one.known.content
-        known = writer.write_manifest(rewriting.manifest_bytes(container, kept, content))
-        known.content = content
-        counts = rewriting.Counts.of(kept, snapshot["sequence-number"])
-        record = rewriting.list_record(known, counts, like=one.record, content=content, snapshot=snapshot)
+        record = writer.write_manifest(container, kept, one.known.content, like=one.record, snapshot=snapshot)
         # The row ids of all entries are values of their own by now: the manifest takes no others.
         records.append({**record, "first_row_id": one.known.first_row_id})
-        rows.append(Row(one.known.path, known.path, "ok", file_length=known.length, format="manifest"))
+        path, length = record["manifest_path"], record["manifest_length"]
+        rows.append(Row(one.known.path, path, "ok", file_length=length, format="manifest"))
     return writer.commit(snapshot, head.listed, [*records, *added(snapshot)]), rows
 
 
 def _rekey_manifests(table: Table) -> JobResult:
-    io = table_io(table)
     rows: list[Row] = []
-    writers: list[Writer] = []
 
-    def change(raw: Raw) -> Raw:
-        for writer in writers:
-            writer.clean()
+    def change(raw: Raw, head: Head | None, writer: Writer) -> Raw:
         rows.clear()
-        head = read_head(io, raw)
         if head is None:
             return raw
-        writers.append(Writer(io, raw))
-        made, found = rewritten(raw, head, writers[-1], {})
+        made, found = rewritten(raw, head, writer, {})
         rows.extend(found)
         return made
 
-    try:
-        edit(table, change)
-    except BaseException:
-        for writer in writers:
-            writer.abandon()
-        raise
+    commit(table, change)
     return _result(table, new_job_id(), rows)
 
 

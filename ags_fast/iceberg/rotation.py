@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
-from ags_fast.iceberg.commit import edit, raw_metadata, table_session
+from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys import iceberg as keys_of
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
@@ -32,15 +32,10 @@ KEK, LIST_KEY = "kek", "manifest-list-key"  # formats of rows
 
 
 class Turned(NamedTuple):
-    """What a rotation makes.
+    """What a rotation makes."""
 
-    Attributes:
-        raw: The new metadata; the very object that was given, if nothing changes.
-        rows: A row for each key: its id, the id of the key that took its place or wraps it now, and the status.
-    """
-
-    raw: Raw
-    rows: list[Row]
+    raw: Raw  # the new metadata; the very object that was given, if nothing changes
+    rows: list[Row]  # for each key its id, the id of the key that took its place or wraps it now, and the status
 
 
 def named_keys(raw: Mapping[str, Any]) -> set[str]:
@@ -53,17 +48,10 @@ def unused_keys(raw: Mapping[str, Any], *, gone: Collection[str | None] = ()) ->
     """Return the keys that no snapshot needs: keys of manifest lists that are gone, and KEKs that wrap nothing else.
 
     If a snapshot has lost its ``key-id``, any key of a manifest list may be that snapshot's, so only keys that were
-    another's are unused. A snapshot in plaintext looks the same.
-
-    Args:
-        raw: The table's metadata.
-        gone: The ``key-id`` of snapshots that have just been removed from them.
-
-    Raises:
-        FormatError: ``encryption-keys`` are malformed.
+    another's are unused. A snapshot in plaintext looks the same. `gone` has the ``key-id`` of each snapshot that has
+    just been removed from the metadata.
     """
-    keys = read_encryption_keys(raw.get(KEYS) or ())
-    named = named_keys(raw)
+    keys, named = read_encryption_keys(raw.get(KEYS) or ()), named_keys(raw)
     known = {key.key_id for key in keys}
     lost = any(one.get("key-id") not in known for one in raw.get("snapshots") or ())
     spare = [key.key_id for key in keys if lost and not key.is_kek and key.key_id not in gone]
@@ -90,36 +78,19 @@ def rotated_keks(
     """Put the keys of all manifest lists under a new KEK.
 
     It takes one wrap and one unwrap for the new KEK, and at most one unwrap for each old KEK. Each new wrap is opened
-    again before it is returned. A table without keys gets none.
-
-    Args:
-        raw: The table's metadata; they stay as they are.
-        kms: Unwraps the old KEKs.
-        wrapping_key_id: The master key from now on; None keeps the table's.
-        new_kms: Wraps the KEKs from now on; None is `kms`.
-        keep_old: Whether the old KEKs stay, for writers that have begun.
-        now: Milliseconds since the epoch.
+    again before it is returned. A table without keys gets none. The arguments are those of `rotate`; `raw` stays as it
+    is, `kms` unwraps the old KEKs, and `now` is in milliseconds since the epoch.
 
     Raises:
         KeyAccessError: The KMS refuses, or a key of a snapshot has lost its KEK.
         IntegrityError: A key of a snapshot, or a new wrap, does not open.
-        PolicyError: The table is in plaintext.
     """
     keys, old_master = _keys(raw)
     master = wrapping_key_id or old_master
     if not keys:
         return Turned(raw if master == old_master else with_keys(raw, keys, master), [])
-    length = int(raw["properties"].get(policy.KEY_LENGTH, "16"))
-    made = rotate_keks(
-        keys,
-        kms,
-        master,
-        keep_old=keep_old,
-        length=length,
-        now=now,
-        new_kms=new_kms,
-        needed=named_keys(raw),
-    )
+    length, needed = int(raw["properties"].get(policy.KEY_LENGTH, "16")), named_keys(raw)
+    made = rotate_keks(keys, kms, master, keep_old=keep_old, length=length, now=now, new_kms=new_kms, needed=needed)
     return Turned(with_keys(raw, made, master), _rotation_rows(keys, made))
 
 
@@ -142,43 +113,33 @@ def _rotation_rows(before: list[EncryptedKey], after: list[EncryptedKey]) -> lis
 
 
 def rewrapped_keks(
-    raw: Raw,
-    kms: KmsClient,
-    *,
-    new_kms: KmsClient | None = None,
-    new_wrapping_key_id: str | None = None,
+    raw: Raw, kms: KmsClient, *, new_kms: KmsClient | None = None, new_wrapping_key_id: str | None = None
 ) -> Turned:
     """Have the current version of the master key, another master key or another KMS wrap the KEKs.
 
     Nothing else changes, but with another master key the property ``encryption.key-id``, by which Java unwraps KEKs.
     For each KEK it takes one rewrap, or one unwrap and one wrap, and then one unwrap, which shows that the new wrap
-    opens. A KEK that the current version wraps takes none, if the KMS tells versions.
-
-    Args:
-        raw: The table's metadata; they stay as they are.
-        kms: Unwraps the KEKs.
-        new_kms: Wraps them from now on; None is `kms`.
-        new_wrapping_key_id: The master key from now on; None keeps the table's.
+    opens. A KEK that the current version wraps takes none, if the KMS tells versions. The arguments are those of
+    `rotate`; `raw` stays as it is, and `kms` unwraps the KEKs.
 
     Raises:
         KeyAccessError: The KMS refuses, or does not unwrap what it has just wrapped.
         IntegrityError: A new wrap opens as another key.
-        PolicyError: The table is in plaintext.
     """
     keys, old_master = _keys(raw)
     master = new_wrapping_key_id or old_master
     made = rewrap_keks(keys, kms, new_kms=new_kms, new_wrapping_key_id=master)
     why = ("Current", "the current version of its master key wraps it")
+    pairs = list(zip(keys, made, strict=True))
     rows = [
         Row(key.key_id, None, "skipped", *why, format=KEK, key_id=master)
         if key is now
         else Row(key.key_id, key.key_id, "ok", format=KEK, key_id=master)
-        for key, now in zip(keys, made, strict=True)
+        for key, now in pairs
         if key.is_kek
     ]
-    if master == old_master and all(key is now for key, now in zip(keys, made, strict=True)):
-        return Turned(raw, rows)
-    return Turned(with_keys(raw, made, master), rows)
+    same = master == old_master and all(key is now for key, now in pairs)
+    return Turned(raw if same else with_keys(raw, made, master), rows)
 
 
 def _keys(raw: Mapping[str, Any]) -> tuple[list[EncryptedKey], str]:
@@ -242,18 +203,21 @@ def rotate(
         raise ValueError("keep_old is for what='kek': what='mek' makes no new KEK")
     if wrapping_key_id is not None:
         check_key_id(wrapping_key_id)
-    session = table_session(table)
-    session.check_writes()
-    kms = session.kms
+    io = table_io(table)
+    io.session.check_writes()
+    kms = io.session.kms
     target = None if new_kms is None else new_kms if isinstance(new_kms, KmsClient) else shared_client(new_kms)
     turned: list[Turned] = []
 
     def change(raw: Raw) -> Raw:
+        if not raw.get(KEYS) and policy.is_encrypted(raw):
+            policy.check_master(target or kms, wrapping_key_id or raw["properties"][policy.KEY_ID])
         if what == "kek":
             made = rotated_keks(raw, kms, wrapping_key_id=wrapping_key_id, new_kms=target, keep_old=keep_old)
         else:
             made = rewrapped_keks(raw, kms, new_kms=target, new_wrapping_key_id=wrapping_key_id)
         turned.append(made)
+        io.table.made(*(read_encryption_keys(one.get(KEYS) or ()) for one in (raw, made.raw)))
         return made.raw
 
     if not dry_run:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import ConcurrentChangeError
-from ags_fast.iceberg import policy
-from ags_fast.keys.iceberg import add_manifest_list_key, read_encryption_keys, write_encryption_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.iceberg.session import TableState
 
-__all__ = ["begin_snapshot", "head_of", "snapshot_of", "with_snapshot"]
+__all__ = ["begin_snapshot", "check_texts", "head_of", "line_of", "snapshot_of", "told", "with_snapshot"]
 
 TOTALS = {
     "total-data-files": ("added-data-files", "deleted-data-files"),
@@ -27,6 +26,24 @@ TOTALS = {
     "total-position-deletes": ("added-position-deletes", "removed-position-deletes"),
     "total-equality-deletes": ("added-equality-deletes", "removed-equality-deletes"),
 }
+
+# Entries of a summary that only the operation makes. Later commits, and other engines, count on them.
+OWN = re.compile(
+    "operation|(total|added|removed|deleted)-"
+    "(data-files|delete-files|records|files-size|dvs|(position|equality)-delete(s|-files))"
+)
+
+
+def check_texts(properties: Mapping[Any, Any]) -> None:
+    """Refuse entries of a summary that are not text: Java does not load a table that has one. TypeError."""
+    for name, value in properties.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise TypeError(f"snapshot_properties are text, names and values: {name!r} is {type(value).__name__}")
+
+
+def told(summary: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """Return a summary with more entries. Those that an operation makes are the operation's."""
+    return {**{name: value for name, value in more.items() if not OWN.fullmatch(name)}, **summary}
 
 
 def snapshot_of(raw: Mapping[str, Any], snapshot_id: int | None) -> Raw | None:
@@ -42,14 +59,21 @@ def head_of(raw: Mapping[str, Any], branch: str = "main") -> Raw | None:
     return snapshot_of(raw, raw.get("current-snapshot-id")) if branch == "main" else None
 
 
+def line_of(raw: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the ids of the main branch's newest snapshot and of those before it, up to the first that is gone."""
+    by_id, one = {one["snapshot-id"]: one for one in raw.get("snapshots") or ()}, head_of(raw)
+    while one is not None:
+        by_id.pop(one["snapshot-id"], None)  # so that a circle ends
+        yield one["snapshot-id"]
+        if (parent := one.get("parent-snapshot-id")) is None:
+            return
+        one = by_id.get(parent)
+
+
 def begin_snapshot(raw: Mapping[str, Any], operation: str, summary: Mapping[str, Any], *, branch: str = "main") -> Raw:
     """Return a new snapshot on a branch, without its manifest list and what follows from that.
 
-    Args:
-        raw: The newest metadata.
-        operation: ``delete``, ``replace`` or ``overwrite``.
-        summary: What changed, by the names of Iceberg's summary. Totals are those of the parent, changed by that.
-        branch: The branch.
+    `summary` says what changed, by the names of Iceberg's summary. Totals are those of the parent, changed by that.
     """
     parent = head_of(raw, branch)
     before = (parent or {}).get("summary") or {}
@@ -70,33 +94,18 @@ def begin_snapshot(raw: Mapping[str, Any], operation: str, summary: Mapping[str,
 
 
 def with_snapshot(
-    raw: Raw, snapshot: Raw, written: Known, added_rows: int, kms: KmsClient, *, branch: str = "main"
+    raw: Raw, snapshot: Raw, written: Known, added_rows: int, state: TableState, *, branch: str = "main"
 ) -> Raw:
     """Return metadata with one more snapshot, which becomes the newest of its branch.
 
-    Args:
-        raw: The newest metadata.
-        snapshot: What `begin_snapshot` returned for them.
-        written: The manifest list.
-        added_rows: How many row ids the list has taken.
-        kms: Wraps the key of the list, if it needs a new KEK.
-        branch: The branch.
-
-    Raises:
-        ConcurrentChangeError: The branch has moved since the snapshot was begun.
+    `snapshot` is from `begin_snapshot`, `written` its manifest list, and `added_rows` counts the row ids that the list
+    has taken. ConcurrentChangeError if the branch has moved since the snapshot was begun.
     """
     parent = head_of(raw, branch)
     if (parent or {}).get("snapshot-id") != snapshot.get("parent-snapshot-id"):
         raise ConcurrentChangeError(f"another commit came first on the branch {branch}: try again")
     assert written.key_metadata is not None
-    properties = raw["properties"]
-    keys, key_id = add_manifest_list_key(
-        read_encryption_keys(raw.get("encryption-keys") or ()),
-        written.key_metadata,
-        kms,
-        properties[policy.KEY_ID],
-        length=int(properties.get(policy.KEY_LENGTH, "16")),
-    )
+    raw, key_id = state.wrap_list_key(raw, written.key_metadata)
     whole = {**snapshot, "manifest-list": written.path, "added-rows": added_rows, "key-id": key_id}
     refs = raw.get("refs") or {}
     ref = {**refs.get(branch, {}), "snapshot-id": snapshot["snapshot-id"], "type": "branch"}
@@ -106,7 +115,6 @@ def with_snapshot(
         "refs": {**refs, branch: ref},
         "last-sequence-number": snapshot["sequence-number"],
         "next-row-id": snapshot["first-row-id"] + added_rows,
-        "encryption-keys": write_encryption_keys(keys),
     }
     if branch == "main":
         new["current-snapshot-id"] = snapshot["snapshot-id"]

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.typedef import Properties
 from pyiceberg.utils.config import Config
 
-from ags_fast.errors import PolicyError
+from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.commit import raw_metadata, table_io
 from ags_fast.iceberg.handles import FileTable
 from ags_fast.iceberg.io import FileIO
-from ags_fast.iceberg.reading import read_list, read_manifest
-from ags_fast.iceberg.session import SESSION, Session
+from ags_fast.iceberg.reading import LIST, MANIFEST
+from ags_fast.iceberg.session import IO_IMPL, SESSION, Session, client_session
+from ags_fast.iceberg.shape import understood
 from ags_fast.iceberg.snapshots import snapshot_of
+from ags_fast.iceberg.walk import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-    from ags_fast.iceberg.manifests import Known
+    from ags_fast.iceberg.reading import Node
     from ags_fast.keys import StandardKeyMetadata
     from ags_fast.keys.kms import KmsClient
 
@@ -122,11 +124,12 @@ def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **
     Raises:
         FormatError, PolicyError: The metadata are malformed, or refused.
     """
-    plaintext = policy.plaintext_setting(properties, default="refuse")
-    session = Session(kms, writes=False, io_impl=properties.pop("py-io-impl", None), plaintext=plaintext)
-    settings = {**properties, "py-io-impl": "ags_fast.iceberg.FileIO", SESSION: session.token}
-    table = FileTable.from_metadata(metadata_location, settings)
+    session = client_session(kms, properties, writes=False)
+    settings = {**properties, "py-io-impl": IO_IMPL, SESSION: session.token}
+    with understood():
+        table = FileTable.from_metadata(metadata_location, settings)
     table.io = FileIO({**table.metadata.properties, **settings})  # keeps the session alive
+    table.io.belongs(table.metadata.table_uuid, table.metadata.location)
     return table
 
 
@@ -152,35 +155,24 @@ def files(table: Table, *, snapshot_id: int | None = None) -> Iterator[TableFile
         return iter(())
     snapshot = snapshot_of(raw, wanted)
     if snapshot is None:
-        raise ValueError(f"the table has no snapshot {wanted}")
-    return _files(io, snapshot["manifest-list"])
+        error = FormatError if snapshot_id is None else ValueError
+        raise error(f"the table has no snapshot {wanted}")
+    return _files(io.session, Tree.of(io.session, io.inner, raw).walk([snapshot]))
 
 
-def _files(io: FileIO, path: str) -> Iterator[TableFile]:
-    session, inner = io.session, io.inner(path)
-    listed = read_list(session, path, inner)
-    key = session.list_key(path)
-    yield TableFile(path, "manifest-list", "AVRO", key, key.file_length or 0 if key else 0)
-    yield from (TableFile(one.path, "manifest", "AVRO", one.key_metadata, one.length) for one in listed)
-    for manifest in listed:
-        for one in read_manifest(session, manifest, inner):
-            if one.status != manifests.DELETED:
-                if one.key_metadata is None:
-                    session.check_plaintext(one.path)
-                yield TableFile(
-                    one.path,
-                    _kind_of(one),
-                    one.format or "",
-                    one.key_metadata,
-                    one.length,
-                    one.record_count,
-                    one.referenced_data_file,
-                    one.content_offset,
-                    one.content_size,
-                )
-
-
-def _kind_of(one: Known) -> str:
-    if one.format == "PUFFIN":
-        return "deletion-vector"
-    return ("data", "position-deletes", "equality-deletes")[one.content]
+def _files(session: Session, nodes: Iterator[Node]) -> Iterator[TableFile]:
+    for node in nodes:
+        if node.kind == LIST:
+            key = node.known.key_metadata
+            yield TableFile(node.path, LIST, "AVRO", key, key.file_length or 0 if key else 0)
+            yield from (TableFile(one.path, MANIFEST, "AVRO", one.key_metadata, one.length) for one in node.named)
+            continue
+        for one in node.named:
+            if one.status == manifests.DELETED:
+                continue
+            if one.key_metadata is None:
+                session.check_plaintext(one.path)
+            vector = one.referenced_data_file, one.content_offset, one.content_size
+            yield TableFile(
+                one.path, one.kind, one.format or "", one.key_metadata, one.length, one.record_count, *vector
+            )

@@ -6,64 +6,48 @@ The walk goes from metadata to manifest lists, manifests and files. It holds the
 from __future__ import annotations
 
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog
 
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.errors import AgsError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import metadata, policy
-from ags_fast.iceberg.checks import (
-    Item,
-    Listed,
-    ListKeys,
-    check_file,
-    kind_of,
-    read_list,
-    read_manifest,
-    statistics_state,
-)
+from ags_fast.iceberg.checks import Item, check_file, check_node, items_of
 from ags_fast.iceberg.commit import raw_metadata, table_io
-from ags_fast.iceberg.locations import open_cost
-from ags_fast.iceberg.orphans import Stored, is_encrypted, normal, not_named, stored_files
-from ags_fast.iceberg.reading import show_metadata
+from ags_fast.iceberg.garbage import STATISTICS, own_folders, roots_of, within
+from ags_fast.iceberg.locations import is_encrypted, normal, open_cost
+from ags_fast.iceberg.manifests import DELETED, Known
+from ags_fast.iceberg.orphans import Stored, not_named, stored_files
+from ags_fast.iceberg.reading import LIST, show_metadata
 from ags_fast.iceberg.rotation import unused_keys
 from ags_fast.iceberg.snapshots import head_of
-from ags_fast.iceberg.work.checking import check_context, task_of
+from ags_fast.iceberg.walk import Tree, ahead, keep
+from ags_fast.iceberg.work.checking import CheckContext, task_of
 from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
+from ags_fast.keys.iceberg import read_encryption_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.io import FileIO
-    from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.work.checking import CheckContext
+    from ags_fast.iceberg.reading import Node
 
 __all__ = ["verify"]
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 THREADS = 8  # that read and check files; AES is so fast that they mostly wait for the storage
+DAY_MS = 86_400_000  # by which clocks may differ
+PLACES = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 BATCH = 20_000  # tasks for an engine
-LISTS_AHEAD, MANIFESTS_AHEAD, FILES_AHEAD = 8, 4, 4 * THREADS
-STATISTICS = ("statistics", "partition-statistics")
-PLAIN_MANIFEST = (
-    "the manifest is in plaintext, and shows the keys of its files to whoever can read it. Iceberg Java 1.11's "
-    f"rewrite_manifests does that. If it was you: load the catalog with {policy.PLAINTEXT_FILES}=allow, call "
-    "rekey(table, what='data'), and expire this snapshot"
-)
-PLAIN_LIST = "the snapshot has no key-id: its manifest list is in plaintext"
+FILES_AHEAD = 4 * THREADS
 PLAIN_STATISTICS = (
     "the statistics are in plaintext: Iceberg has no keys for them. statistics='allow' lists them as skipped"
 )
@@ -94,7 +78,8 @@ def verify(
     nothing is in plaintext. An error of one file does not stop the others. The table is checked as it was loaded.
 
     Args:
-        table: A table of a catalog of ags_fast.iceberg, or of `open_table`.
+        table: A table of a catalog of ags_fast.iceberg, or of `open_table`. Load it within `inspecting()` if its
+            properties are refused.
         snapshots: ``"all"``, ``"current"``, or ids of snapshots.
         statistics: Statistics files are in plaintext, since Iceberg has no keys for them. ``"refuse"`` lets them fail;
             ``"allow"`` lists them as skipped.
@@ -108,7 +93,8 @@ def verify(
         A row for each file. ``src`` is its location, ``format`` its kind. Errors: IntegrityError or FormatError if it
         was changed, PolicyError if it is in plaintext, KeyAccessError if its key is lost, FileNotFoundError if it is
         not there. Files in plaintext are "skipped" if only snapshots from before the encryption name them; a warning
-        has the ids of these snapshots. Nothing proves that they are old: readers refuse them.
+        has the ids of these snapshots. Nothing proves that they are old: readers refuse them. Other warnings name what
+        an attacker may have changed in the metadata, and its owner may have, too: keys, and places of files.
 
     Raises:
         PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
@@ -125,14 +111,13 @@ def verify(
     with ThreadPoolExecutor(THREADS) as pool:
         walk = _Walk(io, raw, chosen, pool, engine, names=orphans)
         result = JobResult(walk.job_id, "verify", table.location(), None, [])
-        if not isinstance(table.catalog, RestCatalog):  # there the server's answer is the metadata
-            result.rows.append(_metadata_row(table, io, raw))
+        result.rows.append(_metadata_row(table, io, raw))
         result.rows += walk.run()
         result.rows += walk.statistics(refuse=statistics == "refuse")
         if orphans:
             walk.name_older(raw, table.metadata_location)
             result.rows += walk.orphans(table.location())
-    result.warnings += _warnings(raw, walk, result.rows)
+    result.warnings += [*_warnings(raw, walk, result.rows), *_doubts(table, raw, chosen, result.rows)]
     return result
 
 
@@ -155,9 +140,11 @@ def _metadata_row(table: Table, io: FileIO, raw: Raw) -> Row:
     """Check that the metadata file is as it was when the table was loaded, and what its catalog knows of it."""
     location = table.metadata_location
 
-    def check() -> int:
-        with io.inner(location).new_input(location).open() as file:
-            data = bytes(file.read())
+    def check() -> int | None:
+        if isinstance(table.catalog, RestCatalog):  # the server's answer is the metadata
+            io.session.check_metadata(raw, location)
+            return None
+        data = metadata.read(io.inner(location).new_input(location))
         if metadata.parse(data, location) != raw:
             raise IntegrityError("the metadata file was changed after the table was loaded: such a file never changes")
         show_metadata(io.session, data, location)
@@ -181,17 +168,6 @@ def _failed(path: str, kind: str, error: Exception, **more: Any) -> Row:
     return Row(path, None, "failed", type(error).__name__, describe(error), format=kind, **more)
 
 
-def _ahead(pool: ThreadPoolExecutor, work: Callable[[T], R], given: Iterable[T], ahead: int) -> Iterator[R]:
-    """Yield what `work` makes of each, in order, while threads work on at most `ahead` of them."""
-    waiting: deque[Any] = deque()
-    for one in given:
-        waiting.append(pool.submit(work, one))
-        if len(waiting) >= ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
-
-
 def _judged(row: Row, *, before: bool) -> Row:
     """Return the row of a file that may be in plaintext, if only snapshots from before the encryption name it."""
     if before and row.error_class == "PolicyError":
@@ -205,36 +181,22 @@ def _said(known: Known) -> int:
 
 
 class _Walk:
-    """One verification.
-
-    Attributes:
-        before: The ids of the snapshots from before the encryption.
-        untrusted: The lists that have no trusted length.
-        unread: The lists and manifests that could not be read, so that what only they name is not known.
-    """
+    """One verification."""
 
     def __init__(
-        self,
-        io: FileIO,
-        raw: Raw,
-        chosen: set[int],
-        pool: ThreadPoolExecutor,
-        engine: Engine | None,
-        *,
-        names: bool,
+        self, io: FileIO, raw: Raw, chosen: set[int], pool: ThreadPoolExecutor, engine: Engine | None, *, names: bool
     ) -> None:
         self.job_id, self._engine = new_job_id(), checked(engine)
         self._shared: CheckContext | None = None
         self._io, self._raw, self._chosen, self._pool = io, raw, chosen, pool
-        self._keys = ListKeys(raw, io.session.kms)
-        self.before = policy.from_before(raw) & chosen
+        self._walking: dict[str, Any] = {"plaintext": True, "counts": True, "failed": keep, "pool": pool, "seen": {}}
+        self.before = policy.from_before(raw) & chosen  # snapshots from before the encryption
         # Paths that have a row, and a hash of what is said of each: what is said otherwise elsewhere is checked, too.
         self._seen: dict[str, int] = {}
-        self._manifests: dict[str, int] = {}
         self._named: set[str] | None = set() if names else None
         self._rows: list[Row] = []
-        self.untrusted: list[str] = []
-        self.unread: list[str] = []
+        self.untrusted: list[str] = []  # lists without a trusted length
+        self.unread: list[str] = []  # lists and manifests that could not be read: what only they name is not known
 
     # ------------------------------------------------------------------------------------------------------ the walk
 
@@ -242,7 +204,7 @@ class _Walk:
         """Return the rows of all files of the chosen snapshots: lists and manifests first."""
         files: list[Row] = []
         if self._engine is None:
-            for rows in _ahead(self._pool, self._check_file, self._items(), FILES_AHEAD):
+            for rows in ahead(self._pool, self._check_file, self._items(), FILES_AHEAD):
                 files += rows
         else:
             self._run_on(self._engine, files)
@@ -268,17 +230,18 @@ class _Walk:
 
     def _context(self, engine: Engine) -> CheckContext:
         if self._shared is None:
-            properties = self._raw["properties"]
-            kms = client_for(engine, self._io.session.kms)
-            self._shared = check_context(
-                self.job_id, self._raw["table-uuid"], kms, properties[policy.KEY_ID], self._io.settings
-            )
+            fields: Any = {"table_uuid": self._raw["table-uuid"], "settings": self._io.settings, "threads": 1}
+            kms, master = client_for(engine, self._io.session.kms), self._raw["properties"][policy.KEY_ID]
+            self._shared = CheckContext.begin("verify", self.job_id, kms=kms, wrapping_key_id=master, **fields)
         return self._shared
 
     def _items(self) -> Iterator[Item]:
         """Yield the files of the chosen snapshots, each once."""
-        for items in _ahead(self._pool, self._check_manifest, self._listed(), MANIFESTS_AHEAD):
-            for item in items:
+        snapshots = self._snapshots(self._raw, chosen=True)
+        snapshots.sort(key=lambda one: one["snapshot-id"] in self.before)  # what others name, too, is judged as theirs
+        for node in Tree.of(self._io.session, self._io.inner, self._raw, **self._walking).walk(snapshots):
+            self._check_node(node)
+            for item in self._items_of(node):
                 path = item.known.path
                 self._name(path)
                 said, item.again = _said(item.known), path in self._seen
@@ -289,77 +252,41 @@ class _Walk:
                 self._seen[path] = said
                 yield item
 
-    def _listed(self) -> Iterator[Listed]:
-        """Yield the manifests of the chosen snapshots, each once."""
-        snapshots = [one for one in self._raw.get("snapshots") or () if one["snapshot-id"] in self._chosen]
-        snapshots.sort(key=lambda one: one["snapshot-id"] in self.before)  # what others name, too, is judged as theirs
-        for found in _ahead(self._pool, self._check_list, snapshots, LISTS_AHEAD):
-            for listed in found:
-                path = listed.known.path
-                self._name(path)
-                said = hash((_said(listed.known), listed.files, listed.rows))
-                if self._manifests.get(path) != said:
-                    self._manifests[path] = said
-                    yield listed
+    def _snapshots(self, raw: Raw, *, chosen: bool) -> list[Raw]:
+        return [one for one in raw.get("snapshots") or () if (one["snapshot-id"] in self._chosen) == chosen]
+
+    def _items_of(self, node: Node) -> list[Item]:
+        return [] if node.kind == LIST else items_of(node, before=node.snapshot["snapshot-id"] in self.before)
 
     def _name(self, path: str) -> None:
         if self._named is not None:
             self._named.add(normal(path))
 
-    # ----------------------------------------------------------------------------------------------- in the threads
-
-    def _check_list(self, snapshot: Raw) -> list[Listed]:
-        path = snapshot.get("manifest-list")
-        if path is None:
-            place = f"snapshot {snapshot['snapshot-id']}"
-            self._rows.append(_failed(place, "manifest-list", FormatError("the snapshot names no manifest list")))
-            return []
-        self._name(path)
-        found: list[Listed] = []
-        before = snapshot["snapshot-id"] in self.before
-
-        def check() -> int:
-            key = self._keys.of(snapshot)
-            listed, nbytes = read_list(path, key, self._io.inner(path))
-            found.extend(replace(one, before=before) for one in listed)
-            if key is not None and key.file_length is None:
-                self.untrusted.append(path)
-            if key is None:
-                raise PolicyError(PLAIN_LIST)
-            return nbytes
-
-        self._judge(*_attempt(path, "manifest-list", check), found, before=before)
-        return found
-
-    def _check_manifest(self, listed: Listed) -> list[Item]:
-        known, found = listed.known, []
-
-        def check() -> int:
-            items, wrong = read_manifest(listed, self._io.inner(known.path))
-            found.extend(items)
-            if wrong is not None:
-                raise FormatError(wrong)
-            if known.key_metadata is None:
-                raise PolicyError(PLAIN_MANIFEST)
-            return known.length
-
-        self._judge(*_attempt(known.path, "manifest", check), found, before=listed.before)
-        return found
-
-    def _judge(self, row: Row, passed: bool, found: list[Any], *, before: bool) -> None:
+    def _check_node(self, node: Node) -> None:
         """Keep the row of a list or manifest."""
-        if not passed and not found:
-            self.unread.append(row.src)
-        self._rows.append(_judged(row, before=before))
+        self._name(node.path)
+        key, seconds = node.known.key_metadata, node.seconds or 0.0
+        if node.error is not None:
+            self.unread.append(node.path)
+        elif node.kind == LIST and key is not None and key.file_length is None:
+            self.untrusted.append(node.path)
+        row = Row(node.path, None, "ok", format=node.kind, seconds=seconds, file_length=node.nbytes)
+        try:
+            if node.error is not None:
+                raise node.error
+            check_node(node)
+        except Exception as error:  # of any storage: the other files are checked all the same
+            row = _failed(node.path, node.kind, error)
+        self._rows.append(_judged(row, before=node.snapshot["snapshot-id"] in self.before))
 
     def _check_file(self, item: Item) -> list[Row]:
         known, lengths = item.known, []
 
         def check() -> int:
-            lengths.append(check_file(self._io, item))
+            lengths.append(check_file(self._io.inner(known.path), item))
             return known.length
 
-        row, passed = _attempt(known.path, kind_of(known), check)
+        row, passed = _attempt(known.path, known.kind, check)
         if passed and not item.whole:
             return []  # its row is there already
         row = row._replace(plain_length=lengths[0] if lengths else None, file_length=known.length)
@@ -382,13 +309,14 @@ class _Walk:
     def _statistics_row(self, one: Raw, kind: str, *, refuse: bool) -> Row:
         path = one["statistics-path"]
         try:
-            state, nbytes = statistics_state(one, self._io.inner(path))
+            source = self._io.inner(path).new_input(path)
+            encrypted, nbytes = is_encrypted(source), len(source)
         except Exception as error:  # of any storage
             return _failed(path, kind, error)
         if one.get("key-metadata"):
             text = "the table's metadata, which are in plaintext, show the key of the statistics to everybody"
             return _failed(path, kind, PolicyError(text), file_length=nbytes)
-        if state == "encrypted":
+        if encrypted:
             text = "the statistics are encrypted, and nothing names their key: delete them from the table"
             return _failed(path, kind, KeyAccessError(text), file_length=nbytes)
         row = _failed(path, kind, PolicyError(PLAIN_STATISTICS), file_length=nbytes)
@@ -399,19 +327,17 @@ class _Walk:
     def name_older(self, raw: Raw, location: str) -> None:
         """Collect what snapshots that were not chosen name, and what older metadata files name."""
         self._name(location)
-        others = [one for one in raw.get("snapshots") or () if one["snapshot-id"] not in self._chosen]
-        self._name_snapshots(others, self._keys)
+        self._name_snapshots(raw, self._snapshots(raw, chosen=False))
         known = {one["snapshot-id"] for one in raw.get("snapshots") or ()}
         for entry in raw.get("metadata-log") or ():
             location = entry["metadata-file"]
             self._name(location)
             with suppress(AgsError, OSError):
-                with self._io.inner(location).new_input(location).open() as file:
-                    older = metadata.parse(bytes(file.read()), location)
+                older = metadata.parse(metadata.read(self._io.inner(location).new_input(location)), location)
                 gone = [one for one in older.get("snapshots") or () if one["snapshot-id"] not in known]
                 known.update(one["snapshot-id"] for one in gone)
                 self._name_statistics(older)
-                self._name_snapshots(gone, ListKeys(older, self._io.session.kms))
+                self._name_snapshots(older, gone)
         self._name_statistics(raw)
 
     def _name_statistics(self, raw: Raw) -> None:
@@ -419,43 +345,24 @@ class _Walk:
             for one in raw.get(name) or ():
                 self._name(one.get("statistics-path") or "")
 
-    def _name_snapshots(self, snapshots: list[Raw], keys: ListKeys) -> None:
-        for snapshot in snapshots:
-            path = snapshot.get("manifest-list")
-            if path is None:
-                continue
-            self._name(path)
-            listed: list[Listed] = []
-            with self._noting(path):
-                listed = read_list(path, keys.of(snapshot), self._io.inner(path))[0]
-            for one in listed:
-                manifest = one.known.path
-                self._name(manifest)
-                if manifest not in self._manifests:
-                    self._manifests[manifest] = 0
-                    with self._noting(manifest):
-                        for item in read_manifest(one, self._io.inner(manifest))[0]:
-                            self._name(item.known.path)
-
-    @contextmanager
-    def _noting(self, path: str) -> Iterator[None]:
-        """Note a list or manifest that does not open, and go on. One that is not there names nothing."""
-        try:
-            yield
-        except FileNotFoundError:
-            pass
-        except (AgsError, OSError):
-            self.unread.append(path)
+    def _name_snapshots(self, raw: Raw, snapshots: list[Raw]) -> None:
+        for node in Tree.of(self._io.session, self._io.inner, raw, **self._walking).walk(snapshots):
+            self._name(node.path)
+            if node.error is not None and not isinstance(node.error, FileNotFoundError):  # what is gone names nothing
+                self.unread.append(node.path)
+            for one in node.named:
+                if one.status != DELETED:
+                    self._name(one.path)
 
     def orphans(self, location: str) -> list[Row]:
         """Return the rows of the files below the table's location that nothing names."""
         assert self._named is not None
         found = not_named(stored_files(self._io, location), self._named)
-        return list(_ahead(self._pool, self._orphan_row, found, FILES_AHEAD))
+        return list(ahead(self._pool, self._orphan_row, found, FILES_AHEAD))
 
     def _orphan_row(self, one: Stored) -> Row:
         try:
-            encrypted = is_encrypted(self._io, one.path)
+            encrypted = is_encrypted(self._io.inner(one.path).new_input(one.path))
         except Exception as error:  # of any storage
             return _failed(one.path, "orphan", error, file_length=one.length)
         row = Row(one.path, None, "skipped", "Orphan", ORPHAN, format="orphan", file_length=one.length)
@@ -483,3 +390,36 @@ def _warnings(raw: Raw, walk: _Walk, rows: list[Row]) -> Iterator[str]:
     with suppress(AgsError):
         if unused := unused_keys(raw):
             yield f"{len(unused)} keys in the metadata are needed by nothing: expire(table) removes these keys"
+
+
+def _doubts(table: Table, raw: Raw, chosen: set[int], rows: list[Row]) -> Iterator[str]:
+    """Yield what an attacker may have changed in the metadata, and their owner may have, too."""
+    own, given = [*own_folders(table.metadata_location), *roots_of(table.catalog)], raw["properties"]
+    log = [one["metadata-file"] for one in raw.get("metadata-log") or ()]
+    named = dict.fromkeys((*(row.src for row in rows if "/" in row.src), *log))
+    outside = [path for path in named if not any(within(path, folder) for folder in own)]
+    if outside:
+        yield (
+            f"{len(outside)} files are not below the table's own folder, such as {outside[0]}: if the table has no "
+            "files there, somebody changed its metadata"
+        )
+    for name, folder in {"location": raw.get("location"), **{one: given.get(one) for one in PLACES}}.items():
+        if folder and not any(within(f"{folder}/x", one) for one in own):
+            yield f"the table's {name}, where its next files go, is not below its own folder: {folder}"
+    plain = [one["snapshot-id"] for one in raw.get("snapshots") or () if not one.get("key-id")]
+    if left := sorted(set(plain) - chosen):
+        yield f"snapshots in plaintext were not chosen: {', '.join(map(str, left))}"
+    with suppress(AgsError):
+        keks = [key for key in read_encryption_keys(raw.get("encryption-keys") or ()) if key.is_kek]
+        masters = {key.encrypted_by_id for key in keks} | {given[policy.KEY_ID]}
+        if len(masters) > 1:
+            yield (
+                f"several master keys wrap the table's KEKs, or are its {policy.KEY_ID}: {', '.join(sorted(masters))}. "
+                "A rotation to another master key leaves one, once expire(table) has removed the old KEKs"
+            )
+        newest = max(keks, key=lambda key: key.created_ms, default=None)
+        if newest is not None and newest.created_ms > int(raw.get("last-updated-ms") or 0) + DAY_MS:
+            yield (
+                f"the KEK {newest.key_id} is newer than the metadata that name it: if no clock was wrong, somebody "
+                "added it to have the next files' keys wrapped under it. rotate(table) makes another one"
+            )

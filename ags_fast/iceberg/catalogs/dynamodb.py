@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.dynamodb import DynamoDbCatalog as _DynamoDbCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.table import CommitTableResponse
 
-from ags_fast.iceberg.catalogs.base import LOCATION, EncryptedCatalog, check_commit, check_stored, set_stored
+from ags_fast.iceberg.catalogs.base import LOCATION, EncryptedCatalog, check_stored, response, set_stored
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
+    from pyiceberg.table import CommitTableResponse, Table
     from pyiceberg.table.update import TableRequirement, TableUpdate
 
 __all__ = ["DynamoDbCatalog"]
@@ -29,15 +28,9 @@ class DynamoDbCatalog(EncryptedCatalog, _DynamoDbCatalog):
     item of a table is changed on the condition that its version is still the one that was read.
     """
 
-    def commit_table(
+    def _commit(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """Commit updates to a table.
-
-        Raises:
-            CommitFailedException: A requirement is not met, or another commit came first.
-        """
-        check_commit(table, requirements, updates)
         database, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
         item: dict[str, Any] | None
         current: Table | None
@@ -48,13 +41,13 @@ class DynamoDbCatalog(EncryptedCatalog, _DynamoDbCatalog):
             item = current = None
         staged = self._update_and_stage_table(current, table.name(), requirements, updates)
         if current is not None and staged.metadata == current.metadata:
-            return _response(current)
+            return response(current)
         self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
         parameters = {**staged.metadata.properties, "table_type": "ICEBERG", LOCATION: staged.metadata_location}
         parameters[PREVIOUS] = "" if current is None else current.metadata_location
         set_stored(self.session, parameters)
         self._store(database, name, item, parameters)
-        return _response(staged)
+        return response(staged)
 
     def _store(self, database: str, name: str, item: dict[str, Any] | None, parameters: dict[str, str]) -> None:
         """Replace the item of a table, or create it."""
@@ -88,7 +81,3 @@ class DynamoDbCatalog(EncryptedCatalog, _DynamoDbCatalog):
             if column.startswith(PREFIX) and "S" in value
         }
         return check_stored(self.session, stored, table)
-
-
-def _response(table: Table) -> CommitTableResponse:
-    return CommitTableResponse(metadata=table.metadata, metadata_location=table.metadata_location)  # type: ignore[call-arg]

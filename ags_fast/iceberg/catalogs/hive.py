@@ -26,13 +26,7 @@ __all__ = ["HiveCatalog"]
 
 
 class HiveCatalog(EncryptedCatalog, _HiveCatalog):
-    """PyIceberg's HiveCatalog, with encrypted tables.
-
-    Args:
-        name: The catalog's name.
-        kms: A KMS client or its properties; None takes them from the catalog's properties.
-        **properties: The catalog's properties.
-    """
+    """PyIceberg's HiveCatalog, with encrypted tables."""
 
     def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
         super().__init__(name, kms, **properties)

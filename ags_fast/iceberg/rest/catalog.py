@@ -12,15 +12,14 @@ from pyiceberg.catalog.rest import RestCatalog as _RestCatalog
 
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
-from ags_fast.iceberg.commit import raw_metadata, table_io
-from ags_fast.iceberg.rest.translation import Base, Translator, check_config, committing
+from ags_fast.iceberg.commit import table_io
+from ags_fast.iceberg.rest.translation import Translator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyiceberg.table import CommitTableResponse, Table
-    from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier
+    from requests import Session
 
     from ags_fast.keys.kms import KmsClient
 
@@ -29,15 +28,7 @@ __all__ = ["RestCatalog"]
 SNAPSHOTS = "snapshot-loading-mode"
 
 
-class _Checked(_RestCatalog):
-    """PyIceberg's RestCatalog; what the server's configuration makes of the properties is checked."""
-
-    def __init__(self, name: str, **properties: Any) -> None:
-        super().__init__(name, **properties)
-        check_config((key for key, value in self.properties.items() if properties.get(key) != value), "the server")
-
-
-class RestCatalog(EncryptedCatalog, _Checked):
+class RestCatalog(EncryptedCatalog, _RestCatalog):
     """PyIceberg's RestCatalog, with encrypted tables.
 
     All snapshots of a table are loaded, also with ``snapshot-loading-mode``: keys of snapshots that are not seen would
@@ -56,19 +47,13 @@ class RestCatalog(EncryptedCatalog, _Checked):
         super().__init__(name, kms, **properties)
         if SNAPSHOTS in self.properties:
             self.properties[SNAPSHOTS] = "all"
-        http = self._session
+
+    def _create_session(self) -> Session:
+        """Return PyIceberg's HTTP session, also the first one, which asks for the server's configuration."""
+        http = super()._create_session()
         for prefix, adapter in list(http.adapters.items()):
             http.mount(prefix, Translator(self.session, adapter))
-
-    def commit_table(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        """Commit updates to a table. See PyIceberg's method."""
-        token = committing.set(Base(raw_metadata(table) if table.metadata_location else None, table_io(table)))
-        try:
-            return super().commit_table(table, requirements, updates)
-        finally:
-            committing.reset(token)
+        return http
 
     def plan_scan(self, identifier: str | Identifier, request: Any) -> Any:
         """Let the server plan a scan of a table in plaintext. See PyIceberg's method.
@@ -88,7 +73,9 @@ class RestCatalog(EncryptedCatalog, _Checked):
             purge_requested: Whether its files are deleted, too: those of an encrypted table from here, as `purge_table`
                 does. The server cannot read which they are.
         """
-        if purge_requested and table_io(self.load_table(identifier)).encrypted:
+        if not purge_requested:
+            super().drop_table(identifier)
+        elif table_io(self.load_table(identifier)).encrypted:
             self.purge_table(identifier)
         else:
-            super().drop_table(identifier, purge_requested)
+            _RestCatalog.drop_table(self, identifier, purge_requested)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import io
 import json
 import re
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from pyiceberg.exceptions import CommitFailedException
 from requests import Response
 from requests.adapters import BaseAdapter
 
-from ags_fast.errors import PolicyError, UnsupportedChangeError
-from ags_fast.iceberg import metadata, policy
+from ags_fast.errors import FormatError, PolicyError, UnsupportedChangeError
+from ags_fast.iceberg import metadata, policy, properties
+from ags_fast.iceberg.outcome import Attempt, attempted
 from ags_fast.iceberg.rest import updates
-from ags_fast.iceberg.session import KMS_PREFIXES
+from ags_fast.iceberg.session import KMS_PREFIXES, committing
+from ags_fast.iceberg.shape import check_shape
 from ags_fast.iceberg.writing import seal_lists
 
 if TYPE_CHECKING:
@@ -29,63 +30,46 @@ if TYPE_CHECKING:
 
     from requests import PreparedRequest
 
-    from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.session import Session
+    from ags_fast.iceberg.session import Base, Session
 
-__all__ = ["Base", "Translator", "check_config", "committing"]
+__all__ = ["Translator", "shown_config"]
 
 OWN_CLASSES = ("pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO")
 NOT_THE_SERVERS = (*KMS_PREFIXES, "kms-", "encryption.", "ags_fast.")
 TABLE = re.compile(r"/namespaces/[^/]+/tables/[^/]+$")
 TABLES = re.compile(r"/namespaces/[^/]+/tables$")
-REGISTER = re.compile(r"/namespaces/[^/]+/register$")
-CREDENTIALS = re.compile(r"/namespaces/[^/]+/tables/[^/]+/credentials$")
+VIEW = re.compile(r"/namespaces/[^/]+/(views(/[^/]+)?|register-view)$")
+# What a server sends goes into the paths of requests, by which they are told apart here.
+IN_PATHS = {"prefix": {*"?#"}, "uri": {*"?#"}, "namespace-separator": {*"/?#"}}
 # With these words a server says that another commit came first, and some servers say so with the status 400.
 STALE = ("Cannot add snapshot with sequence number", "first-row-id is behind")
-
-
 # An edit with no other update may be made again, after it was made.
 KEYS_ALONE = ("add-encryption-key", "remove-encryption-key", "set-properties", "remove-properties")
 
 
-class Base(NamedTuple):
-    """What a commit in progress changes: None for a new table."""
+def shown_config(config: Any, whose: str) -> dict[str, Any]:
+    """Return what PyIceberg is shown of a configuration that a server sends: of the storage, and of requests.
 
-    raw: Raw | None
-    io: FileIO
-
-
-committing: ContextVar[Base] = ContextVar("committing")  # what the commit of this thread changes
-
-
-def check_config(config: Iterable[str], whose: str) -> None:
-    """Refuse a configuration that a server sends, if it chooses what a client alone chooses.
-
-    Credentials for the storage and its endpoint are a server's to send.
-
-    Args:
-        config: Names of properties.
-        whose: Whose they are, for the error.
-
-    Raises:
-        PolicyError: One of them is the class that opens files, or one of the encryption or the KMS.
+    PolicyError if it chooses code, the encryption or the KMS, or would hide a table's answer from this client.
     """
-    for name in config:
+    for name, value in (config or {}).items():
         low = name.lower()
-        if low in policy.CLASSES or low.startswith(NOT_THE_SERVERS):
+        own = low == "py-io-impl" and value in OWN_CLASSES  # PyIceberg's, which FileIO chooses by a file's scheme
+        if low.startswith(NOT_THE_SERVERS) or (properties.names_code(name) and not own):
             raise PolicyError(
-                f"{whose} sends the setting {name}, which is this client's to choose: it would lose the keys, or ask "
-                "another KMS. Have the server's configuration changed"
+                f"{whose} sends the setting {name}, which is this client's to choose: it would run code, lose the "
+                "keys, or ask another KMS. Have the server's configuration changed"
             )
+        if low in IN_PATHS and set(unquote(str(value))) & IN_PATHS[low]:
+            raise PolicyError(f"{whose} sends {name}={value!r}, so that paths of requests would not be what they name")
+    return properties.shown(config, properties.SERVER)
 
 
 class Translator(BaseAdapter):
     """An adapter of `requests`, between PyIceberg and a server: PyIceberg sees facades, the server version 3.
 
-    Args:
-        session: What the catalog knows.
-        inner: Sends requests, after they are translated: it may sign them.
+    `inner` sends requests, after they are translated: it may sign them.
     """
 
     def __init__(self, session: Session, inner: BaseAdapter) -> None:
@@ -103,38 +87,56 @@ class Translator(BaseAdapter):
     def send(self, request: PreparedRequest, *args: Any, **named: Any) -> Response:
         """Send a request, translated, and return the translated response."""
         path = urlsplit(request.url or "").path
-        if request.method == "GET" and TABLE.search(path):
-            return self._shown(self._inner.send(request, *args, **named))
-        if request.method == "GET" and CREDENTIALS.search(path):
-            answer = self._inner.send(request, *args, **named)
-            if answer.ok:
-                _check_answer(answer.json())
-            return answer
         if request.method == "POST" and TABLES.search(path):
-            return self._shown(self._inner.send(_with_body(request, self._creation(_body(request))), *args, **named))
-        if request.method == "POST" and REGISTER.search(path):
-            return self._shown(self._inner.send(request, *args, **named))
+            body = _body(request)
+            asked = body.get("properties") if body.get("stage-create") else None
+            return self._shown(self._ask(_with_body(request, self._creation(body)), *args, **named), asked or ())
         if request.method == "POST" and TABLE.search(path):
             return self._commit(request, *args, **named)
-        return self._inner.send(request, *args, **named)
+        return self._shown(self._ask(request, *args, **named), view=VIEW.search(path) is not None)
+
+    def _ask(self, request: PreparedRequest, *args: Any, **named: Any) -> Response:
+        """Send a request. PolicyError if the server redirects: the answer of another path would pass for this one's."""
+        answer = self._inner.send(request, *args, **named)
+        if answer.is_redirect:
+            raise PolicyError(f"the server redirects to {answer.headers['Location']}: give its own address as uri=")
+        return answer
 
     # ---------------------------------------------------------------------------------------------------- responses
 
-    def _shown(self, answer: Response) -> Response:
-        """Return a response with a table's metadata, as PyIceberg may see it."""
-        if not answer.ok:
+    def _shown(self, answer: Response, asked: Iterable[str] = (), *, view: bool = False) -> Response:
+        """Return a response as PyIceberg may see it, whatever it answers. PolicyError if it is refused.
+
+        asked: properties of a table that a transaction creates: they are the client's, which sends them again. view:
+        its metadata are those of a view, from which nothing is opened.
+        """
+        body = _json(answer)
+        if body is None:
             return answer
-        body = answer.json()
-        _check_answer(body)
+        made = dict(body)
+        for name, whose in (("defaults", "the server"), ("overrides", "the server"), ("config", "the table's server")):
+            if name in body:
+                made[name] = shown_config(body[name], whose)
+        if "storage-credentials" in body:
+            made["storage-credentials"] = [
+                {**one, "config": shown_config(one.get("config"), "the table's server")}
+                for one in body["storage-credentials"] or ()
+            ]
         raw, location = body.get("metadata"), body.get("metadata-location")
-        if not isinstance(raw, dict):
-            return answer
-        self._encryption.check_metadata(raw, location or "the server's answer")
-        if location:
-            self._encryption.remember(raw, location)
-        if not policy.is_encrypted(raw):
-            return answer
-        return _answer(answer, {**body, "metadata": metadata.facade(raw), "config": _without_class(body.get("config"))})
+        if raw is not None and not view:
+            location = location if isinstance(location, str) else ""
+            check_shape(raw, location or "the server's answer")
+            self._encryption.check_metadata(raw, location or "the server's answer")
+            if location:
+                self._encryption.remember(raw, location)
+            seen = metadata.facade(raw) if policy.is_encrypted(raw) else raw
+            told = {
+                name: value
+                for name, value in (raw.get("properties") or {}).items()
+                if name in asked or properties.is_shown(name, properties.TABLE)
+            }
+            made["metadata"] = {**seen, "properties": told}
+        return _answer(answer, made)
 
     # ----------------------------------------------------------------------------------------------------- requests
 
@@ -143,27 +145,42 @@ class Translator(BaseAdapter):
         if policy.KEY_ID in properties:
             self._encryption.check_writes()
             body["properties"] = {**properties, "format-version": "3"}
+        else:
+            self._encryption.check_plaintext_table(str(body.get("name")))
         return body
 
     def _commit(self, request: PreparedRequest, *args: Any, **named: Any) -> Response:
         body = _body(request)
-        base = committing.get(None)
+        base = committing.get()
         if base is None:
             raise PolicyError("commit through RestCatalog.commit_table: keys are lost otherwise")
+        body["updates"] = _with_removals(body["updates"])
         mark = _mark(body["updates"])
         if mark is not None:
             return self._edit(request, body, base, mark, *args, **named)
         made = self._sealed(body, base)
-        answer = _conflict(self._inner.send(_with_body(request, made), *args, **named))
-        if answer.ok and made is not body:
+        sealed = made is not body
+        if base.raw is not None:
+            new = [one["snapshot"] for one in made["updates"] if one["action"] == "add-snapshot"]
+            attempted.set(Attempt(base.raw, {**base.raw, "snapshots": [*(base.raw.get("snapshots") or ()), *new]}))
+        answer = self._asked(_with_body(request, made), *args, **named)
+        if answer.ok and sealed:
             _check_stored(made["updates"], answer.json())
         return self._shown(answer)
+
+    def _asked(self, request: PreparedRequest, *args: Any, **named: Any) -> Response:
+        """Send a commit. If the server has made it, whatever goes wrong afterwards is not about that."""
+        answer = _conflict(self._ask(request, *args, **named))
+        if answer.ok:
+            attempted.set(None)
+        return answer
 
     def _sealed(self, body: Raw, base: Base) -> Raw:
         """Return a commit for the facade, as one of version 3; `body` itself if the table is in plaintext."""
         raw = base.raw or {"properties": {}, "next-row-id": 0}
         properties = _properties_after(raw.get("properties") or {}, body["updates"])
         if not policy.is_encrypted({"properties": properties}) and not policy.is_encrypted(raw):
+            self._encryption.check_plaintext_table("the table")
             return body
         self._encryption.check_writes()
         policy.check_change(base.raw, properties, {})
@@ -174,8 +191,12 @@ class Translator(BaseAdapter):
         after = {**raw, "properties": properties, "next-row-id": raw.get("next-row-id") or 0}
         sent = [_of_version_3(one) for one in body["updates"]]
         new = [one["snapshot"] for one in sent if one["action"] == "add-snapshot"]
+        refs, ids = raw.get("refs") or {}, {one["snapshot-id"] for one in new}
+        for one in sent:
+            if one["action"] == "set-snapshot-ref":
+                one.update(metadata.set_ref(one["ref-name"], refs.get(one["ref-name"], {}), one, ids))
         if new:
-            seal_lists(self._encryption, after, new, base.io.inner(new[0]["manifest-list"]))
+            seal_lists(base.io.table, after, new, base.io.inner(new[0]["manifest-list"]))
         keys = updates.updates_of_keys(updates.entries(raw), updates.entries(after))
         first = next((i for i, one in enumerate(sent) if one["action"] == "add-snapshot"), len(sent))
         sent[first:first] = keys
@@ -186,10 +207,13 @@ class Translator(BaseAdapter):
         if base.raw is None:
             raise UnsupportedChangeError("an edit changes a table that is there")
         made = self._encryption.edit(mark)(base.raw)
+        if policy.is_encrypted(made):
+            base.io.table.remember(made, "", own=True)
         changes = updates.differences(base.raw, made)
         before = updates.fence(base.raw) if updates.needs_fence(base.raw, changes) else []
         body = {**body, "updates": [*before, *changes], "requirements": updates.requirements(base.raw)}
-        answer = _conflict(self._inner.send(_with_body(request, body), *args, **named))
+        attempted.set(Attempt(base.raw, made))
+        answer = self._asked(_with_body(request, body), *args, **named)
         if not answer.ok:
             return answer
         stored = answer.json()["metadata"]
@@ -198,7 +222,7 @@ class Translator(BaseAdapter):
             # A commit came between, on a server that saw no conflict: its keys need those that were removed.
             again = [{"action": "add-encryption-key", "encryption-key": one} for one in lost]
             repair = {**body, "updates": again, "requirements": body["requirements"][:1]}
-            answer = self._inner.send(_with_body(request, repair), *args, **named)
+            answer = self._ask(_with_body(request, repair), *args, **named)
             answer.raise_for_status()
         if all(one["action"] in KEYS_ALONE for one in changes):
             _check_keys(stored, made, lost)
@@ -241,20 +265,29 @@ def _conflict(answer: Response) -> Response:
     return answer
 
 
-def _check_answer(body: Any) -> None:
-    """Refuse a response whose configuration would choose more than where and how files are stored."""
-    if isinstance(body, dict):
-        for config in (body.get("config"), *(one.get("config") for one in body.get("storage-credentials") or ())):
-            check_config(_without_class(config), "the table's server")
+def _json(answer: Response) -> Raw | None:
+    """Return the JSON object of a response that tells of success; None if it is something else."""
+    if not answer.ok or not (text := answer.text.lstrip()).startswith("{"):  # as PyIceberg decodes it
+        return None
+    try:
+        body: Raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FormatError("the answer of the server is not JSON, or nested too deeply") from None
+    return body
 
 
-def _without_class(config: Mapping[str, str] | None) -> dict[str, str]:
-    """Return a table's configuration without a class of PyIceberg's own, which FileIO chooses by a file's scheme."""
-    return {
-        name: value
-        for name, value in (config or {}).items()
-        if not (name.lower() == "py-io-impl" and value in OWN_CLASSES)
-    }
+def _with_removals(sent: Iterable[Raw]) -> list[Raw]:
+    """Return the updates of a commit, in which properties that the facade marks as gone are removed."""
+    made: list[Raw] = []
+    for one in sent:
+        if one["action"] == "set-properties":
+            gone = [name for name, value in one["updates"].items() if value == properties.GONE]
+            kept = {name: value for name, value in one["updates"].items() if name not in gone}
+            made += [{**one, "updates": kept}] if kept else []
+            made += [{"action": "remove-properties", "removals": gone}] if gone else []
+        else:
+            made.append(one)
+    return made
 
 
 def _mark(sent: list[Raw]) -> str | None:
@@ -301,12 +334,7 @@ def _requirements(body: Raw, base: Raw | None) -> list[Raw]:
 
 
 def _check_keys(stored: Raw, made: Raw, lost: list[Raw]) -> None:
-    """See that a server stores the keys of an edit that only turns them.
-
-    Raises:
-        CommitFailedException: Another commit came between, so the keys are turned again.
-        PolicyError: The server keeps the old ones.
-    """
+    """See that a server stores the keys of an edit that only turns them."""
     if lost or updates.entries(stored).keys() != updates.entries(made).keys():
         raise CommitFailedException("another commit came between: the keys are turned again")
     if updates.entries(stored) != updates.entries(made):
@@ -314,11 +342,7 @@ def _check_keys(stored: Raw, made: Raw, lost: list[Raw]) -> None:
 
 
 def _check_stored(sent: list[Raw], body: Raw) -> None:
-    """Tell whether a server has stored what opens new snapshots.
-
-    Raises:
-        PolicyError: It has not.
-    """
+    """See that a server has stored what opens new snapshots."""
     stored = {one["snapshot-id"]: one for one in body["metadata"].get("snapshots") or ()}
     keys = updates.entries(body["metadata"])
     for one in sent:

@@ -22,14 +22,7 @@ __all__ = ["differences", "entries", "fence", "lost_keys", "needs_fence", "requi
 KEYS = "encryption-keys"
 # What a server derives from the updates.
 DERIVED = frozenset(
-    {
-        "current-snapshot-id",
-        "last-sequence-number",
-        "last-updated-ms",
-        "metadata-log",
-        "next-row-id",
-        "snapshot-log",
-    }
+    {"current-snapshot-id", "last-sequence-number", "last-updated-ms", "metadata-log", "next-row-id", "snapshot-log"}
 )
 VERSION_1 = frozenset({"schema", "partition-spec"})  # go when a table becomes one of a later version
 EXPRESSED = frozenset(
@@ -51,14 +44,9 @@ def requirements(base: Mapping[str, Any]) -> list[Raw]:
 
 
 def differences(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
-    """Return the updates that change one metadata into others.
+    """Return the updates that make `made` of `base`. What a server derives, such as its logs, is not compared.
 
-    Args:
-        base: The raw metadata that are changed.
-        made: What they are to become. What a server derives, such as its logs, is not compared.
-
-    Raises:
-        UnsupportedChangeError: The protocol has no update for a change.
+    UnsupportedChangeError if the protocol has no update for a change.
     """
     derived = DERIVED | VERSION_1 if base["format-version"] != made["format-version"] else DERIVED
     for name in sorted((base.keys() | made.keys()) - derived - EXPRESSED):
@@ -84,9 +72,14 @@ def _version_and_place(base: Mapping[str, Any], made: Mapping[str, Any]) -> list
     return updates
 
 
+def _compared(base: Mapping[Any, Any], made: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[Any]]:
+    """Return the entries that are new or have changed, and the names that are gone."""
+    new = {name: one for name, one in made.items() if base.get(name) != one}
+    return new, [name for name in base if name not in made]
+
+
 def _properties(base: Mapping[str, str], made: Mapping[str, str]) -> list[Raw]:
-    new = {name: value for name, value in made.items() if base.get(name) != value}
-    gone = [name for name in base if name not in made]
+    new, gone = _compared(base, made)
     updates: list[Raw] = [{"action": "set-properties", "updates": new}] if new else []
     return [*updates, *([{"action": "remove-properties", "removals": gone}] if gone else ())]
 
@@ -96,10 +89,6 @@ def updates_of_keys(base: Mapping[str, Raw], made: Mapping[str, Raw]) -> list[Ra
 
     A server ignores an entry whose id it has, so an entry that changes is removed first. The KEK of a new entry is sent
     even if `base` has that KEK: if another commit has removed the KEK meanwhile, the new entry still opens.
-
-    Args:
-        base: The entries by id, as they are.
-        made: As they are to become.
     """
     gone = [key_id for key_id, one in base.items() if made.get(key_id) != one]
     new = [one for key_id, one in made.items() if base.get(key_id) != one]
@@ -112,19 +101,16 @@ def updates_of_keys(base: Mapping[str, Raw], made: Mapping[str, Raw]) -> list[Ra
     ]
 
 
-def _by_id(raw: Mapping[str, Any]) -> dict[int, Raw]:
-    return {one["snapshot-id"]: one for one in raw.get("snapshots") or ()}
+def _by_id(raw: Mapping[str, Any], name: str = "snapshots") -> dict[int, Raw]:
+    return {one["snapshot-id"]: one for one in raw.get(name) or ()}
 
 
 def _new_snapshots(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
     old = _by_id(base)
-    new = sorted(
-        (one for snapshot_id, one in _by_id(made).items() if snapshot_id not in old),
-        key=lambda one: one["sequence-number"],
-    )
-    for snapshot_id, one in _by_id(made).items():
-        if snapshot_id in old and old[snapshot_id] != one:
-            raise UnsupportedChangeError(f"snapshot {snapshot_id} is there: a REST catalog has no update that edits it")
+    changed, _ = _compared(old, _by_id(made))
+    for snapshot_id in changed.keys() & old:
+        raise UnsupportedChangeError(f"snapshot {snapshot_id} is there: a REST catalog has no update that edits it")
+    new = sorted(changed.values(), key=lambda one: one["sequence-number"])
     taken = (base.get("next-row-id") or 0) + sum(one.get("added-rows") or 0 for one in new)
     if (made.get("next-row-id") or 0) != taken:
         raise UnsupportedChangeError("a REST catalog takes row ids for new snapshots only, as many as they add rows")
@@ -132,31 +118,24 @@ def _new_snapshots(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw
 
 
 def _refs(base: Mapping[str, Raw], made: Mapping[str, Raw]) -> list[Raw]:
-    moved = [
-        {"action": "set-snapshot-ref", "ref-name": name, **ref} for name, ref in made.items() if base.get(name) != ref
+    moved, gone = _compared(base, made)
+    return [
+        *({"action": "set-snapshot-ref", "ref-name": name, **ref} for name, ref in moved.items()),
+        *({"action": "remove-snapshot-ref", "ref-name": name} for name in gone),
     ]
-    return [*moved, *({"action": "remove-snapshot-ref", "ref-name": name} for name in base if name not in made)]
 
 
 def _statistics(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
     updates: list[Raw] = []
     for name in ("statistics", "partition-statistics"):
-        old = {one["snapshot-id"]: one for one in base.get(name) or ()}
-        new = {one["snapshot-id"]: one for one in made.get(name) or ()}
-        updates += [
-            {"action": f"set-{name}", "snapshot-id": snapshot_id, name: one}
-            for snapshot_id, one in new.items()
-            if old.get(snapshot_id) != one
-        ]
-        updates += [
-            {"action": f"remove-{name}", "snapshot-id": snapshot_id} for snapshot_id in old if snapshot_id not in new
-        ]
+        new, gone = _compared(_by_id(base, name), _by_id(made, name))
+        updates += [{"action": f"set-{name}", "snapshot-id": at, name: one} for at, one in new.items()]
+        updates += [{"action": f"remove-{name}", "snapshot-id": at} for at in gone]
     return updates
 
 
 def _removed_snapshots(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
-    new = _by_id(made)
-    gone = [snapshot_id for snapshot_id in _by_id(base) if snapshot_id not in new]
+    _, gone = _compared(_by_id(base), _by_id(made))
     return [{"action": "remove-snapshots", "snapshot-ids": gone}] if gone else []
 
 
@@ -176,10 +155,7 @@ def fence(base: Mapping[str, Any]) -> list[Raw]:
 
     The protocol has no requirement for keys. But a snapshot's sequence number must be greater than the table's last,
     so a snapshot that is added and removed again shows the server what its base was. And a commit that has begun
-    before is refused after, since the table's last sequence number has grown by one.
-
-    Args:
-        base: The raw metadata that the updates change. They have a snapshot.
+    before is refused after, since the table's last sequence number has grown by one. `base` has a snapshot.
     """
     snapshots = base["snapshots"]
     taken = _by_id(base)
@@ -202,12 +178,7 @@ def fence(base: Mapping[str, Any]) -> list[Raw]:
 
 
 def lost_keys(raw: Mapping[str, Any], known: Mapping[str, Raw]) -> list[Raw]:
-    """Return entries that snapshots of a table need, that the table does not have, and that are known.
-
-    Args:
-        raw: The metadata as they are.
-        known: Entries by id, as they were.
-    """
+    """Return entries that snapshots in `raw` need, that it does not have, and that are known from before."""
     have = entries(raw)
     lost: dict[str, Raw] = {}
     for snapshot in raw.get("snapshots") or ():

@@ -7,21 +7,23 @@ other commits came meanwhile, the files that they added are moved, too, and the 
 from __future__ import annotations
 
 import uuid
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
 
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.iceberg import rewriting
-from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.container import codec_of
 from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.manifests import DATA, Known
-from ags_fast.iceberg.work.heads import Writer, read_head
-from ags_fast.iceberg.work.plans import Plan, begin_plan
+from ags_fast.iceberg.work.heads import Writer, commit, read_head
+from ags_fast.iceberg.work.plans import JOB_ID, Plan, begin_plan
 from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask
 from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import LocalEngine, client_for
-from ags_fast.jobs.results import JobResult, Row
+from ags_fast.jobs.results import JobResult, Row, describe
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
@@ -30,12 +32,12 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.work.heads import Head, Manifest
+    from ags_fast.iceberg.reading import Node
+    from ags_fast.iceberg.work.heads import Head
 
 __all__ = ["Mover", "move_files", "plan_files"]
 
 ATTEMPTS = 5  # rounds in which other commits added files
-JOB_ID = "ags-fast.job-id"  # of a snapshot's summary
 SUFFIXES = {"PARQUET": "parquet", "AVRO": "avro", "PUFFIN": "puffin"}
 
 
@@ -48,14 +50,9 @@ class _TaskError(Exception):
 
 
 class Mover:
-    """A job that moves the files of a table's newest snapshot.
+    """A job that moves the files of a table's newest snapshot to keys of `key_length` bytes.
 
-    Args:
-        table: The table.
-        op: The operation.
-        engine: Runs the tasks; None: `LocalEngine`.
-        master: The master key of the job's KEK.
-        key_length: Bytes of a new key.
+    `master` is the master key of the job's KEK.
     """
 
     def __init__(self, table: Table, op: str, engine: Engine | None, master: str, key_length: int) -> None:
@@ -66,19 +63,24 @@ class Mover:
         self._key_length, self._master = key_length, master
         self._kms = client_for(self._engine, self.io.session.kms)
         self.plan: Plan | None = None
+        self._warnings: list[str] = []
 
-    def begin(self, raw: Raw, *, fresh: bool = False) -> Plan:
-        """Return the plan, read or made. fresh: made, whatever there is."""
-        if self.plan is None or fresh:
-            options: Any = {"kms": self._kms, "wrapping_key_id": self._master, "fresh": fresh}
-            self.plan = begin_plan(self.io, raw, self.op, new_job_id(), **options)
+    def begin(self, raw: Raw) -> Plan:
+        """Return the plan of an earlier run that did not come as far as its commit, or else a new one."""
+        if self.plan is None:
+            codec_of(raw.get("properties") or {})  # else the commit fails when all files have moved
+            there = self._begun(raw)
+            self.plan = there if there.goes_on(raw) else self._begun(raw, fresh=True)
         return self.plan
+
+    def _begun(self, raw: Raw, *, fresh: bool = False) -> Plan:
+        options: Any = {"kms": self._kms, "wrapping_key_id": self._master, "fresh": fresh}
+        return begin_plan(self.io, raw, self.op, new_job_id(), **options)
 
     def move(self, raw: Raw, files: Iterable[Known]) -> None:
         """Move all files that are not moved yet. `moved` has them afterwards, by their old path.
 
-        Raises:
-            _TaskError: A file could not be moved; `rows` say why.
+        If one could not be moved, this raises a _TaskError, and `rows` say why.
         """
         todo = {file.path: file for file in files if file.path not in self.moved}
         plan = self.begin(raw)
@@ -94,7 +96,8 @@ class Mover:
         for file in todo.values():
             planned = plan.files[file.path]
             vectors = tuple((old, renamed[old]) for old in by_file.get(file.path, ()) if old in renamed)
-            key = plan.context.wrap(file.key_metadata, OLD_KEY, file.path)
+            old = file.key_metadata  # None: in plaintext
+            key = None if old is None else plan.context.wrap(old, OLD_KEY, file.path)
             task = FileTask(file.path, file.format or "", file.length, key, planned.to, planned.key, vectors)
             tasks.append(task._replace(begun=file.path in begun))
 
@@ -112,12 +115,8 @@ class Mover:
             whole = StandardKeyMetadata(key_metadata.encryption_key, key_metadata.aad_prefix, row.file_length)
             self.moved[path] = Known(row.dst, row.file_length, whole, file.content, file.format, file.record_count)
 
-    def changed(self, one: Manifest, entries: list[rewriting.Record]) -> None:
-        """Let entries of a manifest name the moved files.
-
-        Raises:
-            _FilesLeftError: A file was not moved yet.
-        """
+    def changed(self, one: Node, entries: list[rewriting.Record]) -> None:
+        """Let entries of a manifest name the moved files. _FilesLeftError if one was not moved yet."""
         for entry in entries:
             file = entry["data_file"]
             moved = self.moved.get(file["file_path"])
@@ -125,12 +124,21 @@ class Mover:
                 raise _FilesLeftError(f"another commit added {file['file_path']}")
             assert moved.key_metadata is not None
             if moved.length != file["file_size_in_bytes"]:  # else each module has the length and place that it had
-                file["split_offsets"] = None
+                file["split_offsets"] = self._split_offsets(moved, file.get("split_offsets"))
             file["file_path"], file["file_size_in_bytes"] = moved.path, moved.length
             file["key_metadata"] = moved.key_metadata.encode()
             referenced = file.get("referenced_data_file")
             if referenced in self.moved:
                 file["referenced_data_file"] = self.moved[referenced].path
+
+    def _split_offsets(self, moved: Known, before: list[int] | None) -> list[int] | None:
+        """Return where the row groups of a moved file begin, if its entry said it. One alone begins where it did."""
+        if moved.split_offsets is None and before and len(before) > 1:
+            with self.io.open_known(moved) as file:  # in the plaintext view each page is where it is in the file
+                footer = pq.read_metadata(file)
+            first = [footer.row_group(i).column(0) for i in range(footer.num_row_groups)]
+            moved.split_offsets = [one.dictionary_page_offset or one.data_page_offset for one in first]
+        return moved.split_offsets or before
 
     def summary(self, head: Head) -> dict[str, Any]:
         """Return what the summary of a snapshot says in which all live files have moved."""
@@ -154,39 +162,31 @@ class Mover:
         """Return the result: a row for each file."""
         job_id = self.plan.context.job_id if self.plan else new_job_id()
         made = JobResult(job_id, self.op, self.table.location(), None, list(self.rows.values()))
-        made.warnings.extend(warnings)
+        made.warnings.extend([*warnings, *self._warnings])
         return made
 
-    def was_committed(self, raw: Raw, head: Head) -> bool:
-        """Tell whether an earlier run came as far as its commit. Then nothing is left to do but to delete its plan.
-
-        Only the commit of a plan names the new files of that plan. If the table was rolled back since, or other files
-        have taken their place, the keys in the plan were in use: it is given up, and the files get keys of their own.
-        """
-        plan = self.begin(raw)
-        if not plan.resumed:
-            return False
-        if not {one.to for one in plan.files.values()} & {one.path for one in head.files()}:
-            jobs = {(one.get("summary") or {}).get(JOB_ID) for one in raw.get("snapshots") or ()}
-            if plan.context.job_id in jobs:
-                self.begin(raw, fresh=True)
-            return False
-        self.rows = {path: Row(path, one.to, "ok") for path, one in plan.files.items()}
-        return True
-
-    def resume_committed(self, raw: Raw) -> bool:
+    def end_committed(self, raw: Raw) -> bool:
         """End the plan of an earlier run that came as far as its commit. Returns whether there was one."""
-        head = read_head(self.io, raw)
-        if head is None or not self.was_committed(raw, head):
+        plan = self._begun(raw)
+        if not plan.was_committed(raw):
             return False
+        why = ("AlreadyThere", "an earlier run has committed it")
+        self.plan, self.rows = plan, {path: Row(path, one.to, "skipped", *why) for path, one in plan.files.items()}
         self.end()
         return True
 
     def end(self) -> None:
         """Delete the plan. New files of an earlier run that no entry has taken stay as orphans."""
         if self.plan is not None:
-            with suppress(OSError):
+            try:
                 self.plan.end()
+            except FileNotFoundError:
+                pass  # no file had to move
+            except Exception as error:  # of any storage: the commit is made all the same
+                self._warnings.append(
+                    f"the plan {self.plan.location} could not be deleted, and no later run will use it: "
+                    f"{describe(error)}. Delete it"
+                )
 
     @staticmethod
     def _referenced(files: Iterable[Known]) -> Mapping[str, list[str]]:
@@ -205,12 +205,7 @@ class Mover:
 
 
 def plan_files(mover: Mover, chosen: Callable[[Raw, Head], list[Known]]) -> JobResult:
-    """Return the result of a dry run: a row for each file that would move. Nothing is written.
-
-    Args:
-        mover: The job.
-        chosen: As for `move_files`.
-    """
+    """Return the result of a dry run: a row for each file that would move. Nothing is written."""
     raw = raw_metadata(mover.table)
     head = read_head(mover.io, raw)
     for one in chosen(raw, head) if head is not None else ():
@@ -219,66 +214,27 @@ def plan_files(mover: Mover, chosen: Callable[[Raw, Head], list[Known]]) -> JobR
 
 
 def move_files(
-    mover: Mover, chosen: Callable[[Raw, Head], list[Known]], change: Callable[[Raw, Head, Writer], Raw]
+    mover: Mover, chosen: Callable[[Raw, Head], list[Known]], change: Callable[[Raw, Head | None, Writer], Raw]
 ) -> Raw | None:
-    """Move files, and commit a snapshot that names them.
+    """Move files, and commit a snapshot that names them. Returns the new metadata.
 
-    Args:
-        mover: The job.
-        chosen: Returns the files of the newest snapshot that are to move, or refuses.
-        change: Returns the new metadata, after it has written what they name.
-
-    Returns:
-        The new metadata; None if a file could not be moved, and nothing was committed.
-
-    Raises:
-        ConcurrentChangeError: Other commits added files again and again.
+    `chosen` returns the files of the newest snapshot that are to move, or refuses. `change` is as for `commit`. If a
+    file could not be moved, nothing is committed, and None is returned.
     """
     for _ in range(ATTEMPTS):
         mover.table.refresh()
         raw = raw_metadata(mover.table)
         head = read_head(mover.io, raw)
-        if mover.resume_committed(raw):
-            return raw
         if head is not None:
+            mover.begin(raw)  # first of all, since the KMS may refuse
             try:
                 mover.move(raw, chosen(raw, head))
             except _TaskError:
                 return None
-        attempt = _Attempt(mover, change)
         try:
-            made = edit(mover.table, attempt.change)
+            made = commit(mover.table, change)
         except _FilesLeftError:
-            attempt.clean()
             continue
-        except BaseException:
-            attempt.abandon()
-            raise
         mover.end()
         return made
     raise ConcurrentChangeError(f"other commits added files, {ATTEMPTS} times in a row: run it again to go on")
-
-
-class _Attempt:
-    """One commit, which may be tried on several metadata."""
-
-    def __init__(self, mover: Mover, change: Callable[[Raw, Head, Writer], Raw]) -> None:
-        self._mover, self._change = mover, change
-        self._writer: Writer | None = None
-
-    def change(self, raw: Raw) -> Raw:
-        """Return the new metadata."""
-        self.clean()
-        head: Any = read_head(self._mover.io, raw)
-        self._writer = Writer(self._mover.io, raw)
-        return self._change(raw, head, self._writer)
-
-    def abandon(self) -> None:
-        """After an error, delete what was written, unless the catalog may have made the commit all the same."""
-        if self._writer is not None:
-            self._writer.abandon()
-
-    def clean(self) -> None:
-        """Delete what was written for metadata that were not committed."""
-        if self._writer is not None:
-            self._writer.clean()

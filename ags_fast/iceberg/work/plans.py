@@ -11,11 +11,11 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.table.locations import load_location_provider
-
 from ags_fast.ags1 import AgsCodec
 from ags_fast.errors import AgsError, FormatError
-from ags_fast.iceberg.work.tasks import NEW_KEY, table_context
+from ags_fast.iceberg.snapshots import line_of
+from ags_fast.iceberg.work.heads import location_provider
+from ags_fast.iceberg.work.tasks import NEW_KEY, TableContext
 from ags_fast.iceberg.writing import new_key
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.metadata import StandardKeyMetadata
@@ -23,68 +23,64 @@ from ags_fast.keys.metadata import StandardKeyMetadata
 if TYPE_CHECKING:
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.work.tasks import TableContext
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["Plan", "Planned", "begin_plan", "plan_location"]
+__all__ = ["JOB_ID", "Plan", "Planned", "begin_plan", "plan_location"]
 
 PURPOSE = "iceberg-plan"
-FORMAT = 1
+FORMAT = 2
+JOB_ID = "ags-fast.job-id"  # of a snapshot's summary
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Planned:
-    """Where a file goes.
-
-    Attributes:
-        to: The path of the new file.
-        key: Its key and AAD prefix, wrapped by the KEK of the job.
-    """
+    """The path and the key of a new file."""
 
     to: str
-    key: bytes
+    key: bytes  # with the AAD prefix, wrapped by the KEK of the job
 
 
 @dataclass(slots=True, repr=False)
 class Plan:
-    """The plan of a job.
-
-    Attributes:
-        location: Where it is.
-        context: The context of the job's tasks, which has the KEK.
-        io: Of the table.
-        files: The planned files, by the path of the old one.
-        resumed: Whether an earlier run began it.
-    """
+    """The plan of a job."""
 
     location: str
-    context: TableContext
+    context: TableContext  # has the KEK of the job
     io: FileIO
-    files: dict[str, Planned] = field(default_factory=dict)
-    resumed: bool = False
+    base: int | None  # the id of the main branch's newest snapshot when the plan was begun
+    files: dict[str, Planned] = field(default_factory=dict)  # by the path of the old file
+    resumed: bool = False  # whether an earlier run began it
 
     def add(self, path: str, to: str, nbytes: int) -> None:
         """Plan that a file goes to another path, under a new key of `nbytes` bytes."""
-        key = self.context.wrap(new_key(nbytes), NEW_KEY, to)
-        assert key is not None
-        self.files[path] = Planned(to, key)
+        self.files[path] = Planned(to, self.context.wrap(new_key(nbytes), NEW_KEY, to))
+
+    def was_committed(self, raw: Raw) -> bool:
+        """Tell whether a snapshot of the table is the one that the plan was for."""
+        jobs = [(one.get("summary") or {}).get(JOB_ID) for one in raw.get("snapshots") or ()]
+        return self.resumed and self.context.job_id in jobs
+
+    def goes_on(self, raw: Raw) -> bool:
+        """Tell whether the plan is for the main branch as it is: its keys were never in use.
+
+        If the table was rolled back behind the plan's base, or the base has expired, nothing tells whether they were.
+        """
+        return not self.resumed or (self.base in list(line_of(raw)) and not self.was_committed(raw))
 
     def key(self, path: str) -> StandardKeyMetadata:
         """Return the new key of an old file."""
         planned = self.files[path]
-        key = self.context.unwrap(planned.key, NEW_KEY, planned.to)
-        assert key is not None
-        return key
+        return self.context.unwrap(planned.key, NEW_KEY, planned.to)
 
     def save(self) -> None:
         """Write the plan."""
         files = {path: [one.to, _text(one.key)] for path, one in self.files.items()}
-        body = json.dumps({"format": FORMAT, "job": self.context.job_id, "op": self.context.op, "files": files})
+        job = {"format": FORMAT, "job": self.context.job_id, "op": self.context.op, "base": self.base}
+        body = json.dumps({**job, "files": files})
         key = new_key(32)
         sealed = AgsCodec(key.encryption_key, aad_prefix=key.aad_prefix).encrypt(body.encode())
         known = StandardKeyMetadata(key.encryption_key, key.aad_prefix, len(sealed))
         wrapped = self.context.wrap(known, PURPOSE, self.location)
-        assert wrapped is not None
         head = json.dumps({"kek": self.context.kek.to_json(), "key": _text(wrapped)})
         with self.io.inner(self.location).new_output(self.location).create(overwrite=True) as file:
             file.write(head.encode() + b"\n" + sealed)
@@ -96,30 +92,18 @@ class Plan:
 
 def plan_location(raw: Raw, op: str) -> str:
     """Return where the plan of a job is: one job of a kind works on a table at a time."""
-    provider = load_location_provider(raw["location"], raw["properties"])
-    return provider.new_metadata_location(f"ags-fast-{op}-{raw['table-uuid']}.plan")
+    return location_provider(raw).new_metadata_location(f"ags-fast-{op}-{raw['table-uuid']}.plan")
 
 
 def begin_plan(
     io: FileIO, raw: Raw, op: str, job_id: str, *, kms: KmsClient, wrapping_key_id: str, fresh: bool = False
 ) -> Plan:
-    """Return the plan of an earlier run that did not come to its end, or else an empty one.
+    """Return the plan of an earlier run that did not come to its end, or else, or if `fresh`, an empty one.
 
-    Args:
-        io: Of the table.
-        raw: The table's metadata.
-        op: The operation.
-        job_id: Of a new plan.
-        kms: As `ags_fast.jobs.engines.local.client_for` returned it.
-        wrapping_key_id: The master key that wraps the KEK of a new plan.
-        fresh: Whether to return an empty plan in any case.
+    `job_id` is that of an empty plan, whose KEK `wrapping_key_id` wraps. `kms` is from `client_for`.
     """
-    options: Any = {
-        "table_uuid": raw["table-uuid"],
-        "kms": kms,
-        "wrapping_key_id": wrapping_key_id,
-        "settings": io.settings,
-    }
+    options: Any = {"table_uuid": raw["table-uuid"], "kms": kms, "settings": io.settings}
+    options["wrapping_key_id"] = wrapping_key_id
     location = plan_location(raw, op)
     there = io.inner(location).new_input(location)
     if not fresh and there.exists():
@@ -129,7 +113,7 @@ def begin_plan(
             return _read(io, location, op, data, wrapping_key_id, options)
         except AgsError:
             pass  # cut, or its master key is gone: the job begins again, and the files of the earlier run are orphans
-    return Plan(location, table_context(op, job_id, **options), io)
+    return Plan(location, TableContext.begin(op, job_id, **options), io, next(line_of(raw), None))
 
 
 def _read(io: FileIO, location: str, op: str, data: bytes, master: str, options: Any) -> Plan:
@@ -141,15 +125,14 @@ def _read(io: FileIO, location: str, op: str, data: bytes, master: str, options:
         raise FormatError(f"{location} is not the plan of a job") from None
     if kek.wrapping_key_id != master:
         raise FormatError(f"{location} is the plan of a job under another master key")
-    context = table_context(op, "", kek=kek, **options)
+    context = TableContext.begin(op, "", kek=kek, **options)
     key = context.unwrap(wrapped, PURPOSE, location)
-    assert key is not None
     body = json.loads(AgsCodec(key.encryption_key, aad_prefix=key.aad_prefix).decrypt(sealed, length=key.file_length))
     if body["format"] != FORMAT or body["op"] != op:
         raise FormatError(f"{location} is the plan of another job, or of a newer ags_fast")
     files = {path: Planned(to, base64.b64decode(key)) for path, (to, key) in body["files"].items()}
-    context = table_context(op, body["job"], kek=kek, **options)
-    return Plan(location, context, io, files, resumed=True)
+    context = TableContext.begin(op, body["job"], kek=kek, **options)
+    return Plan(location, context, io, body["base"], files, resumed=True)
 
 
 def _text(data: bytes) -> str:

@@ -23,6 +23,7 @@ class Gone(NamedTuple):
     path: str
     kind: str  # "data", "deletes", "manifest", "manifest-list", "statistics" or "metadata"
     length: int | None = None  # bytes on storage
+    sealed: bool = False  # whether an encrypted list or manifest names it
 
     @property
     def nbytes(self) -> int:

@@ -14,13 +14,13 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from ags_fast import opening, parquet, stream
 from ags_fast.dataset.rows import Row
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
-from ags_fast.iceberg.locations import local_path
+from ags_fast.iceberg.locations import ENCRYPTED, local_path
 from ags_fast.jobs.results import describe
 from ags_fast.jobs.work.base import JobContext
 from ags_fast.keys.envelope import Envelope, binding
@@ -36,45 +36,23 @@ if TYPE_CHECKING:
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.kms import KmsClient
 
-__all__ = [
-    "NEW_KEY",
-    "OLD_KEY",
-    "FileTask",
-    "StorageContext",
-    "TableContext",
-    "failed_row",
-    "file_row",
-    "run_file",
-    "table_context",
-]
+__all__ = ["NEW_KEY", "OLD_KEY", "FileTask", "StorageContext", "TableContext", "failed_row", "run_file"]
 
 OLD_KEY, NEW_KEY = "iceberg-file", "iceberg-new-file"  # purposes of wrapped key metadata
 CHUNK_NBYTES = 4 << 20
-ENCRYPTED = (b"AGS1", b"PARE")  # how an encrypted file begins
 
 
 class FileTask(NamedTuple):
-    """The work on one file of a table.
-
-    Attributes:
-        path: The file.
-        format: AVRO, PARQUET or PUFFIN.
-        length: Its bytes on storage, as its manifest says.
-        key: Its key metadata, as `TableContext.wrap` returned them for `OLD_KEY`; None if it is in plaintext.
-        to: Where the new file goes; None if none is made.
-        new_key: The key metadata of the new file, as `TableContext.wrap` returned them for `NEW_KEY`.
-        renamed: Of a file of deletion vectors: the old and new path of each data file that moves.
-        begun: Whether an earlier run may have written the new file.
-    """
+    """The work on one file of a table."""
 
     path: str
-    format: str
-    length: int
-    key: bytes | None
-    to: str | None = None
-    new_key: bytes | None = None
-    renamed: tuple[tuple[str, str], ...] = ()
-    begun: bool = False
+    format: str  # AVRO, PARQUET or PUFFIN
+    length: int  # its bytes on storage, as its manifest says
+    key: bytes | None  # its key metadata, as `TableContext.wrap` returned them for `OLD_KEY`; None: in plaintext
+    to: str | None = None  # where the new file goes; None if none is made
+    new_key: bytes | None = None  # the key metadata of the new file, wrapped for `NEW_KEY`
+    renamed: tuple[tuple[str, str], ...] = ()  # by a file of deletion vectors: old and new path of each data file
+    begun: bool = False  # whether an earlier run may have written the new file
 
     @property
     def nbytes(self) -> int:
@@ -84,13 +62,9 @@ class FileTask(NamedTuple):
 
 @dataclass(frozen=True)
 class StorageContext(JobContext):
-    """What all tasks share that open or delete files as they are stored. A kind of job has a subclass.
+    """What all tasks share that open or delete files as they are stored. A kind of job has a subclass."""
 
-    Attributes:
-        settings: Of PyIceberg's FileIO, which may have credentials of the storage.
-    """
-
-    settings: Mapping[str, str] = field(repr=False, kw_only=True)
+    settings: Mapping[str, str] = field(repr=False, kw_only=True)  # FileIO's; may have credentials of the storage
 
     def inner(self, path: str) -> InnerIO:
         """Return PyIceberg's own FileIO for a location."""
@@ -99,18 +73,25 @@ class StorageContext(JobContext):
 
 @dataclass(frozen=True)
 class TableContext(StorageContext):
-    """What all tasks of a job on a table share. A job of its own kind has a subclass with another `runner`.
-
-    Attributes:
-        op: ``encrypt`` or ``rekey``, or that of a subclass.
-        table_uuid: The table's.
-        envelope: The KEK of the job, and the KMS. It pickles by the KMS's properties.
-    """
+    """What all tasks of a job on a table share. A job of its own kind has a subclass with another `runner`."""
 
     runner: ClassVar[str] = "ags_fast.iceberg.work.tasks"
 
     table_uuid: str
-    envelope: Envelope
+    envelope: Envelope  # the KEK of the job, and the KMS. It pickles by the KMS's properties
+
+    @classmethod
+    def begin(
+        cls, op: str, job_id: str, *, kms: KmsClient, wrapping_key_id: str, kek: KeyEntry | None = None, **fields: Any
+    ) -> Self:
+        """Return the context of a job. `kms` is as `ags_fast.jobs.engines.local.client_for` returned it for the engine.
+
+        `kek` is the KEK of the job that this one continues; None makes one, by one call of the KMS.
+        """
+        entry = kek or new_kek(kms, wrapping_key_id)
+        envelope = Envelope(kms, {entry.key_id: entry})
+        envelope.prepare(entry.key_id)
+        return cls(op, job_id, envelope=envelope, **fields)
 
     @property
     def kek(self) -> KeyEntry:
@@ -118,50 +99,14 @@ class TableContext(StorageContext):
         (entry,) = self.envelope.entries.values()
         return entry
 
-    def wrap(self, key: StandardKeyMetadata | None, purpose: str, path: str) -> bytes | None:
-        """Wrap a file's key metadata for one purpose; None for a file in plaintext."""
-        if key is None:
-            return None
+    def wrap(self, key: StandardKeyMetadata, purpose: str, path: str) -> bytes:
+        """Wrap a file's key metadata for one purpose."""
         return self.envelope.wrap(self.kek.key_id, key.encode(), binding(self.table_uuid, purpose, path))
 
-    def unwrap(self, wrapped: bytes | None, purpose: str, path: str) -> StandardKeyMetadata | None:
-        """Return the key metadata that `wrap` has wrapped for the same purpose and path.
-
-        Raises:
-            IntegrityError: They were changed, or wrapped for something else.
-            KeyAccessError: The KMS refuses.
-        """
-        if wrapped is None:
-            return None
+    def unwrap(self, wrapped: bytes, purpose: str, path: str) -> StandardKeyMetadata:
+        """Return the key metadata that `wrap` has wrapped. IntegrityError if it was for another purpose or path."""
         bound = binding(self.table_uuid, purpose, path)
         return StandardKeyMetadata.decode(self.envelope.unwrap(self.kek.key_id, wrapped, bound))
-
-
-def table_context(
-    op: str,
-    job_id: str,
-    *,
-    table_uuid: str,
-    kms: KmsClient,
-    wrapping_key_id: str,
-    settings: Mapping[str, str],
-    kek: KeyEntry | None = None,
-) -> TableContext:
-    """Return the context of a job.
-
-    Args:
-        op: The operation.
-        job_id: Its id.
-        table_uuid: The table's.
-        kms: As `ags_fast.jobs.engines.local.client_for` returned it for the engine.
-        wrapping_key_id: The master key that wraps the KEK of the job.
-        settings: See `StorageContext`.
-        kek: The KEK of the job that this one continues; None makes one, by one call of the KMS.
-    """
-    entry = kek or new_kek(kms, wrapping_key_id)
-    envelope = Envelope(kms, {entry.key_id: entry})
-    envelope.prepare(entry.key_id)
-    return TableContext(op, job_id, table_uuid, envelope, settings=dict(settings))
 
 
 _inner: dict[tuple[str, str], InnerIO] = {}
@@ -179,33 +124,10 @@ def _inner_io(settings: str, scheme: str) -> InnerIO:
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-def file_row(
-    task: FileTask,
-    status: str = "ok",
-    *,
-    file_length: int | None = None,
-    error: tuple[str, str] | None = None,
-    seconds: float = 0.0,
-    attempt: int = 0,
-) -> Row:
-    """Return the row of a task.
-
-    Args:
-        task: The task.
-        status: ``ok``, ``skipped`` or ``failed``.
-        file_length: Bytes of the new file on storage; None if the task made none.
-        error: The class and text of an error.
-        seconds: How long it took.
-        attempt: 0 is the first.
-    """
-    name, text = error or (None, None)
-    row = Row(task.path, task.to, status, name, text, None, file_length, None, task.format)
-    return row._replace(seconds=seconds, attempt=attempt, host=socket.gethostname())
-
-
 def failed_row(context: TableContext, task: FileTask, attempt: int, error_class: str, error: str) -> Row:
     """Return the row of a task that failed."""
-    return file_row(task, "failed", error=(error_class, error), attempt=attempt)
+    row = Row(task.path, task.to, "failed", error_class, error, format=task.format)
+    return row._replace(attempt=attempt, host=socket.gethostname())
 
 
 def run_file(context: TableContext, task: FileTask, attempt: int = 0) -> Row:
@@ -214,9 +136,10 @@ def run_file(context: TableContext, task: FileTask, attempt: int = 0) -> Row:
     try:
         length = _move(context, task, attempt)
     except Exception as error:
-        why = type(error).__name__, describe(error)
-        return file_row(task, "failed", error=why, seconds=time.monotonic() - begun, attempt=attempt)
-    return file_row(task, file_length=length, seconds=time.monotonic() - begun, attempt=attempt)
+        row = failed_row(context, task, attempt, type(error).__name__, describe(error))
+        return row._replace(seconds=time.monotonic() - begun)
+    row = Row(task.path, task.to, "ok", file_length=length, format=task.format)
+    return row._replace(seconds=time.monotonic() - begun, attempt=attempt, host=socket.gethostname())
 
 
 # --------------------------------------------------------------------------------------------------------------- work
@@ -250,12 +173,11 @@ class _Move(NamedTuple):
 
 def _move(context: TableContext, task: FileTask, attempt: int) -> int:
     """Write the new file of a task. Returns its length."""
-    assert task.to is not None
-    old = context.unwrap(task.key, OLD_KEY, task.path)
+    assert task.to is not None and task.new_key is not None
+    old = None if task.key is None else context.unwrap(task.key, OLD_KEY, task.path)
     if old is not None and old.file_length not in (None, task.length):
         raise IntegrityError(f"{task.path} has two lengths: {task.length} by its entry, {old.file_length} by its key")
     new = context.unwrap(task.new_key, NEW_KEY, task.to)
-    assert new is not None
     move = _Move(context, task, old, new, task.to)
     if (task.begun or attempt) and (length := _written(move)) is not None:
         return length

@@ -10,15 +10,20 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.container import field_of, read_container, record_fields, write_container
-from ags_fast.iceberg.manifests import DATA, NEW_FILE_FIELDS, add_fields
-from ags_fast.iceberg.work.heads import Head, Manifest
+from ags_fast.iceberg.manifests import DATA, NEW_FILE_FIELDS, add_fields, data_files
+from ags_fast.iceberg.reading import Node
+from ags_fast.iceberg.work.heads import Head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ags_fast.iceberg.container import Container
     from ags_fast.iceberg.metadata import Raw
 
 __all__ = ["upgraded_head", "upgraded_metadata"]
@@ -30,50 +35,14 @@ NEW_DATA_FILE_FIELDS = (("key_metadata", 131, "bytes"), ("sort_order_id", 140, "
 ARRAYS = (("split_offsets", 132, "long", 133), ("equality_ids", 135, "int", 136))
 CONTENT, BLOCK_SIZE = 134, 105  # the second is version 1's
 
-PARTITION_SUMMARY = {
-    "type": "record",
-    "name": "r508",
-    "fields": [
-        {"name": "contains_null", "type": "boolean", "field-id": 509},
-        {"name": "contains_nan", "type": ["null", "boolean"], "default": None, "field-id": 518},
-        {"name": "lower_bound", "type": ["null", "bytes"], "default": None, "field-id": 510},
-        {"name": "upper_bound", "type": ["null", "bytes"], "default": None, "field-id": 511},
-    ],
-}
-LIST_FIELDS: tuple[tuple[str, int, Any], ...] = (
-    ("manifest_path", 500, "string"),
-    ("manifest_length", 501, "long"),
-    ("partition_spec_id", 502, "int"),
-    ("content", 517, "int"),
-    ("sequence_number", 515, "long"),
-    ("min_sequence_number", 516, "long"),
-    ("added_snapshot_id", 503, "long"),
-    ("added_files_count", 504, "int"),
-    ("existing_files_count", 505, "int"),
-    ("deleted_files_count", 506, "int"),
-    ("added_rows_count", 512, "long"),
-    ("existing_rows_count", 513, "long"),
-    ("deleted_rows_count", 514, "long"),
-    ("partitions", 507, ["null", {"type": "array", "items": PARTITION_SUMMARY, "element-id": 508}]),
-    ("key_metadata", 519, ["null", "bytes"]),
-    ("first_row_id", 520, ["null", "long"]),
-)
-LIST_SCHEMA = {
-    "type": "record",
-    "name": "manifest_file",
-    "fields": [{"name": name, "type": kind, "field-id": number} for name, number, kind in LIST_FIELDS],
-}
+LIST_SCHEMA: Any = AvroSchemaConversion().iceberg_to_avro(MANIFEST_LIST_FILE_SCHEMAS[3], "manifest_file")
 
 
 def upgraded_metadata(raw: Mapping[str, Any], wrapping_key_id: str, data_key_length: int) -> Raw:
     """Return the metadata of a table in plaintext as those of an encrypted one, whose snapshots are in plaintext.
 
-    Row ids begin at 0 for versions 1 and 2; snapshots that are there have none.
-
-    Args:
-        raw: The metadata; they stay as they are.
-        wrapping_key_id: The master key of the table.
-        data_key_length: Bytes of its data keys.
+    Row ids begin at 0 for versions 1 and 2; snapshots that are there have none. `raw` stays as it is, and
+    `data_key_length` is in bytes.
 
     Raises:
         PolicyError: The table is encrypted already, is of a later version, or its properties name a client's setting.
@@ -124,7 +93,7 @@ def _upgrade_1(raw: Raw) -> None:
 
 def upgraded_head(head: Head) -> Head:
     """Return a snapshot whose list and manifests have the fields of version 3."""
-    names = {number: name for name, number, _ in LIST_FIELDS}
+    names = {one["field-id"]: one["name"] for one in record_fields(LIST_SCHEMA)}
     fields = record_fields(head.listed.schema)
     given = {one["name"]: names[one["field-id"]] for one in fields if one.get("field-id") in names}
     made = []
@@ -137,15 +106,13 @@ def upgraded_head(head: Head) -> Head:
             record[name] = record[name] or 0
         for summary in record["partitions"] or ():
             summary.setdefault("contains_nan", None)
-        made.append(
-            Manifest(record, replace(one.known, sequence_number=record["sequence_number"]), _manifest(one.data))
-        )
-    listed = read_container(write_container(LIST_SCHEMA, head.listed.meta, ()))
+        known, plain = replace(one.known, sequence_number=record["sequence_number"]), _manifest(one.container())
+        made.append(Node(known, plain=plain, named=data_files(read_container(plain), known), record=record))
+    listed = read_container(write_container(LIST_SCHEMA, head.listed.meta, (), "null"))
     return Head(head.snapshot, listed, made)
 
 
-def _manifest(data: bytes) -> bytes:
-    container = read_container(data)
+def _manifest(container: Container) -> bytes:
     schema = copy.deepcopy(container.schema)
     entry = field_of(schema, 2)
     assert entry is not None
@@ -166,4 +133,4 @@ def _manifest(data: bytes) -> bytes:
         if not numbered:  # version 1: the sequence number of all files is 0
             record["sequence_number"] = record["file_sequence_number"] = 0
         record["data_file"].setdefault("content", DATA)
-    return write_container(schema, container.meta, records)
+    return write_container(schema, container.meta, records, "null")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
 
-from ags_fast.iceberg.puffin import DeletionVector
+from ags_fast.iceberg import rewriting
+from ags_fast.iceberg.manifests import DELETES
+from ags_fast.iceberg.puffin import DeletionVector, write_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pyarrow as pa
 
-    from ags_fast.iceberg.manifests import Known
-    from ags_fast.iceberg.puffin import Blob
+    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.iceberg.reading import Node
     from ags_fast.iceberg.work.heads import Writer
 
 __all__ = ["POSITION_DELETES", "VectorFile", "vectors_of"]
@@ -24,44 +26,54 @@ __all__ = ["POSITION_DELETES", "VectorFile", "vectors_of"]
 POSITION_DELETES = 1  # content of a file
 
 
-@dataclass(frozen=True, slots=True, repr=False)
 class VectorFile:
-    """A Puffin file that was written.
+    """A new file of deletion vectors beside a table's data, and a manifest of them for each partition spec.
 
-    Attributes:
-        file: The file.
-        blobs: Where the vector of each data file is.
+    `vectors` are by the path of the data file, as entries name it. `paths` has the path that each data file will have.
+    Nothing is written while one of them is not known.
     """
 
-    file: Known
-    blobs: Mapping[str, Blob]
+    def __init__(self, writer: Writer, vectors: Mapping[str, DeletionVector], paths: Mapping[str, str]) -> None:
+        self._writer, self._vectors, self._paths = writer, vectors, paths
+        self._named: dict[int, list[tuple[Node, str, Any]]] = defaultdict(list)
+        self.length = 0  # bytes of the file
+        if len(paths) == len(vectors) > 0:
+            data, blobs = write_vectors({paths[path]: vector for path, vector in vectors.items()})
+            self._file = writer.write(writer.location(f"{uuid.uuid4()}-deletes.puffin", data=True), data)
+            self._blobs, self.length = dict(zip(vectors, blobs, strict=True)), self._file.length
 
-    @classmethod
-    def write(cls, writer: Writer, data: bytes, blobs: Mapping[str, Blob]) -> VectorFile:
-        """Write the plaintext of a file beside the table's data."""
-        return cls(writer.write(writer.location(f"{uuid.uuid4()}-deletes.puffin", data=True), data), blobs)
+    def note(self, one: Node, entries: list[rewriting.Record]) -> None:
+        """Look at the entries of a manifest of data files."""
+        for entry in entries:
+            path = entry["data_file"]["file_path"]
+            if path in self._vectors:
+                self._named[one.known.spec_id or 0].append((one, path, entry["data_file"]["partition"]))
 
-    def fields(self, name: str, data_file: str, partition: Any, cardinality: int) -> dict[str, Any]:
-        """Return what the entry of a vector says.
+    def write_manifests(self, snapshot: Raw) -> list[rewriting.Record]:
+        """Write the manifests, and return what the list says of them."""
+        made = []
+        for noted in self._named.values():
+            like, number = noted[0][0], snapshot["snapshot-id"]
+            container = like.container()
+            added = [rewriting.new_entry(container, number, self._fields(path, one)) for _, path, one in noted]
+            record = self._writer.write_manifest(container, added, DELETES, like=like.record, snapshot=snapshot)
+            made.append(record)
+        return made
 
-        Args:
-            name: Under which `blobs` has it.
-            data_file: The path of the data file that it belongs to.
-            partition: The partition of that.
-            cardinality: How many rows it deletes.
-        """
-        assert self.file.key_metadata is not None
+    def _fields(self, path: str, partition: Any) -> dict[str, Any]:
+        """Return what the entry of a vector says."""
+        assert self._file.key_metadata is not None
         return {
             "content": POSITION_DELETES,
-            "file_path": self.file.path,
+            "file_path": self._file.path,
             "file_format": "PUFFIN",
             "partition": partition,
-            "record_count": cardinality,
-            "file_size_in_bytes": self.file.length,
-            "key_metadata": self.file.key_metadata.encode(),
-            "referenced_data_file": data_file,
-            "content_offset": self.blobs[name].offset,
-            "content_size_in_bytes": self.blobs[name].length,
+            "record_count": len(self._vectors[path]),
+            "file_size_in_bytes": self._file.length,
+            "key_metadata": self._file.key_metadata.encode(),
+            "referenced_data_file": self._paths[path],
+            "content_offset": self._blobs[path].offset,
+            "content_size_in_bytes": self._blobs[path].length,
         }
 
 
