@@ -15,7 +15,20 @@ if TYPE_CHECKING:
     from ags_fast._version import __version__
     from ags_fast.ags1 import AgsCodec, encrypted_length, plaintext_length
     from ags_fast.dataset.dataset import Dataset
-    from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
+    from ags_fast.errors import (
+        AgsError,
+        ConcurrentChangeError,
+        ExpiredError,
+        FormatError,
+        IntegrityError,
+        JobEndedError,
+        KeyAccessError,
+        KeyLimitError,
+        PolicyError,
+        UnknownKeyError,
+        UnknownOutcomeError,
+        UnsupportedChangeError,
+    )
     from ags_fast.opening import open
     from ags_fast.profiles import profile
     from ags_fast.stream import AgsReader, AgsWriter
@@ -25,12 +38,18 @@ __all__ = [
     "AgsError",
     "AgsReader",
     "AgsWriter",
+    "ConcurrentChangeError",
     "Dataset",
+    "ExpiredError",
     "FormatError",
     "IntegrityError",
+    "JobEndedError",
     "KeyAccessError",
     "KeyLimitError",
     "PolicyError",
+    "UnknownKeyError",
+    "UnknownOutcomeError",
+    "UnsupportedChangeError",
     "__version__",
     "encrypted_length",
     "open",
@@ -44,7 +63,20 @@ _HOMES = {
     "_version": ("__version__",),
     "ags1": ("AgsCodec", "encrypted_length", "plaintext_length"),
     "dataset.dataset": ("Dataset",),
-    "errors": ("AgsError", "FormatError", "IntegrityError", "KeyAccessError", "KeyLimitError", "PolicyError"),
+    "errors": (
+        "AgsError",
+        "ConcurrentChangeError",
+        "ExpiredError",
+        "FormatError",
+        "IntegrityError",
+        "JobEndedError",
+        "KeyAccessError",
+        "KeyLimitError",
+        "PolicyError",
+        "UnknownKeyError",
+        "UnknownOutcomeError",
+        "UnsupportedChangeError",
+    ),
     "opening": ("open",),
     "profiles": ("profile",),
     "stream": ("AgsReader", "AgsWriter"),

@@ -20,7 +20,7 @@ EXTRAS = {  # by the package that a part imports
     "gcsfs": "gcs",
     "hvac": "vault",
     "pkcs11": "pkcs11",
-    "pyarrow": "jobs",
+    "pyarrow": "",  # a package of no extra
     "pyiceberg": "iceberg",
     "pyspark": "spark",
     "s3fs": "s3",
@@ -55,7 +55,9 @@ def lacks(part: str, package: str, extra: str | None = None, why: object = None)
         why: An error that the message quotes.
     """
     quoted = "" if why is None else f" ({why})"
-    return ModuleNotFoundError(f"{part} needs {package}{quoted}: {install(extra or EXTRAS[package])}", name=package)
+    extra = extra or EXTRAS[package]
+    command = install(extra) if extra else f"pip install {package}"
+    return ModuleNotFoundError(f"{part} needs {package}{quoted}: {command}", name=package)
 
 
 def explained(error: ImportError, part: str) -> ImportError:

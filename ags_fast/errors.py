@@ -9,11 +9,15 @@ from __future__ import annotations
 __all__ = [
     "AgsError",
     "ConcurrentChangeError",
+    "ExpiredError",
     "FormatError",
     "IntegrityError",
+    "JobEndedError",
     "KeyAccessError",
     "KeyLimitError",
     "PolicyError",
+    "UnknownKeyError",
+    "UnknownOutcomeError",
     "UnsupportedChangeError",
 ]
 
@@ -66,8 +70,32 @@ class PolicyError(AgsError):
 
 
 class ConcurrentChangeError(AgsError):
-    """Somebody else has changed it since it was read. Nothing was written: read it again, and change that."""
+    """Somebody else has changed it since it was read. Nothing was written: read it again, and change that.
+
+    Attributes:
+        path: The file of a dataset that was changed; None: no single file, or not known.
+        by_job: The job that has written what is there now; None: not known.
+    """
+
+    path: str | None = None
+    by_job: str | None = None
 
 
 class UnsupportedChangeError(AgsError, NotImplementedError):
     """The catalog's protocol has no words for a change. Nothing was sent."""
+
+
+class UnknownKeyError(KeyAccessError):
+    """A key store has no key of this id."""
+
+
+class JobEndedError(ConcurrentChangeError):
+    """Another process has ended the job: the head of the log says so. Nothing was committed, and nothing will be."""
+
+
+class UnknownOutcomeError(AgsError):
+    """Nobody knows whether the job was committed, or will be: the storage did not answer. Nothing was deleted."""
+
+
+class ExpiredError(AgsError, FileNotFoundError):
+    """The version was expired: the dataset has only newer ones."""

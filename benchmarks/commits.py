@@ -14,38 +14,37 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from ags_fast import Dataset, jobs
-from ags_fast.dataset.decide import Wish
-from ags_fast.dataset.entries import FileEntry
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.planning import begin_plan, reserve_keys
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.policy import Policy
-from ags_fast.fs import Store
+from ags_fast.dataset.tables import Tables
 from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.keys.kms import load_kms
 from benchmarks.datasets import done, workspace
 from benchmarks.keystore import MASTER_KEY, keystore
 from benchmarks.limit import ROOT
 from benchmarks.measure import Case, Contest, Group, Row
 from benchmarks.memory import start_counting, status
-from benchmarks.rotation import file_of, fill
+from benchmarks.rotation import add, fill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from ags_fast.dataset.entries import FileEntry
     from benchmarks.cases import Bench
 
 COMMITS, QUICK_COMMITS = 10_000, 40
 FILES, QUICK_FILES = 1_000_000, 4000  # of one commit, and of the dataset that gets one file more
 AMONG, QUICK_AMONG = 40_000, 2000
+KEPT, QUICK_KEPT = 25_000, 4000
+ROWS = 600  # that a commit may read on average: a page for its path, and small tables that it merges
 FEW = 100
 NEIGHBOURS = 5
-MEAN = 32  # commits, since some of them merge manifests or tidy up
+MEAN = 32  # commits, since some of them merge tables
 ALLOWED = 1.5
 COMMIT_NBYTES = 16 << 10  # in `_ags/`, that a commit may add
 FILE_NBYTES = 1000  # of memory, that a file of a commit may take
@@ -62,6 +61,7 @@ def commits(bench: Bench) -> Group:
         Case("commits/transaction", functools.partial(many_commits, bench, "transaction", count), rounds=0),
         Case("commits/among", functools.partial(among, bench, QUICK_AMONG if bench.quick else AMONG), rounds=0),
         Case("commits/one-more", functools.partial(one_more, bench, QUICK_FILES if bench.quick else FILES), rounds=0),
+        Case("commits/rows", functools.partial(rows_read, bench, QUICK_KEPT if bench.quick else KEPT), rounds=0),
         Case("commits/whole", functools.partial(whole, bench, QUICK_FILES if bench.quick else FILES), rounds=0),
     ]
     return Group("CPU time, mean of 32 commits; limit: what the target allows, 1.5 times the 10th commit", cases)
@@ -86,22 +86,23 @@ class Growing:
         self.kms = kms
         self.source, self.folder = folder / "source", folder / "dataset"
         self.source.mkdir()
-        Ledger.open_or_create(Store(self.folder), load_kms(kms), MASTER_KEY)
+        self.log = Access.of(self.folder, kms).create(MASTER_KEY).log
         self._handle = Dataset.open(self.folder, kms=kms)
 
     def path(self, number: int) -> str:
-        return f"{number // FOLDER_FILES:04}/{number:08}"
+        """Amid the files of `filled`."""
+        return f"year=2026/month=06/{number // FOLDER_FILES:04}/{number:08}"
 
     def kek_a_file(self, number: int) -> float:
         """Seconds of a commit by a job that makes a KEK for its file."""
         return self.encrypt_files(number, Policy(kek_scope="files:1"))
 
-    def in_a_process(self, number: int) -> float:
+    def in_a_process(self, number: int, commit: Callable[[int], float] | None = None) -> float:
         """Seconds of a commit by a process that knows nothing of the dataset: a fork of this one."""
         end, other = os.pipe()
         if (pid := os.fork()) == 0:
             try:
-                os.write(other, str(self.encrypt_files(number)).encode())
+                os.write(other, str((commit or self.encrypt_files)(number)).encode())
             finally:
                 os._exit(0)
         os.close(other)
@@ -110,10 +111,23 @@ class Growing:
         os.waitpid(pid, 0)
         return seconds
 
+    def rows(self, number: int) -> float:
+        """How many rows of files a commit reads."""
+        count, decoded = 0, Tables.decoded
+
+        def counted(tables: Tables, data: bytes) -> Sequence[FileEntry]:
+            nonlocal count
+            count += len(rows := decoded(tables, data))
+            return rows
+
+        with patch.object(Tables, "decoded", counted):
+            self.encrypt_files(number)
+        return count
+
     def encrypt_files(self, number: int, policy: Policy | None = None) -> float:
         """Seconds of a commit by a job whose source has one file."""
         path = self.source / self.path(number)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(DATA)
         seconds = seconds_of(
             lambda: done(
@@ -210,11 +224,21 @@ def one_more(bench: Bench, count: int) -> Iterator[Contest]:
     yield told(rows, values | {(row.name, "limit"): ALLOWED * costs[FEW] for row in rows})
 
 
+@contextmanager
+def rows_read(bench: Bench, count: int) -> Iterator[Contest]:
+    """Of files, by commits to a dataset that keeps one version. Each is in a process that knows nothing of it."""
+    with workspace(bench, "commits-rows") as folder:
+        dataset = filled(folder, count)
+        dataset.encrypt_files(0, Policy(keep=1))
+        read = sum(dataset.in_a_process(number, dataset.rows) for number in range(1, 1 + MEAN)) / MEAN
+    row = Row("commits/rows", f"rows that a commit reads, {count:,} files, keep=1", "calls")
+    yield told([row], {(row.name, "ours"): read, (row.name, "limit"): ROWS})
+
+
 def filled(folder: Path, count: int) -> Growing:
-    """A dataset whose manifests name N files that do not exist."""
+    """A dataset whose tables name N files that do not exist."""
     dataset = Growing(folder, keystore(folder))
-    opened = Ledger.open(Store(dataset.folder), load_kms(dataset.kms))
-    fill(opened, opened.keyring.main_key(), count)
+    fill(dataset.log, count)
     return dataset
 
 
@@ -241,29 +265,6 @@ def whole(bench: Bench, count: int) -> Iterator[Contest]:
     yield told(rows, values)
 
 
-def made_up(number: int, job_id: str) -> FileEntry:
-    """An entry without keys of a file that does not exist."""
-    file = file_of(number)
-    return FileEntry(
-        path=file[:-4],
-        file=file,
-        format="ags1",
-        plain_length=4096,
-        file_length=4132,
-        block_size=1 << 20,
-        key_id="",
-        wrapped_dek=b"",
-        column_keys=None,
-        aad_prefix=number.to_bytes(16, "big"),
-        job_id=job_id,
-        set_id=None,
-        part=None,
-        parts=None,
-        source=file[:-4],
-        stamp=str(1_767_225_600_000_000_000 + 1_000_003 * number),
-    )
-
-
 def main(count: int, folder: Path) -> None:
     """Plan and commit N files, and print the peak memory and the CPU time for one of them."""
     kms = keystore(folder)
@@ -276,16 +277,7 @@ def main(count: int, folder: Path) -> None:
 
 def commit_made_up(count: int, folder: Path, kms: dict[str, str]) -> None:
     """Plan and commit N files that do not exist."""
-    job_id = new_job_id()
-    opened = Ledger.open_or_create(Store(folder), load_kms(kms), MASTER_KEY)
-    entries = [made_up(number, job_id) for number in range(count)]
-    entries = reserve_keys(opened, Policy(), job_id, MASTER_KEY, True, entries, [{}] * count)
-    with ExitStack() as held:
-        plan, entries = begin_plan(opened, held, job_id, entries, 16, base=0)
-        version = opened.commit(Wish("encrypt", job_id, entries)).version
-        if version is None or version.files != count:
-            raise AssertionError(f"not {count} files")
-        plan.end({entry.file for entry in entries})
+    add(Access.of(folder, kms).create(MASTER_KEY).log, range(count))
 
 
 GROUPS: dict[str, Callable[[Bench], Group]] = {"commits": commits}

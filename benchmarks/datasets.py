@@ -2,7 +2,7 @@
 
 Every contender reads and writes 1 MiB at a time, to a temporary name that is renamed; nothing is synced to a disk.
 Only our small files have no name until they are complete, where the file system can do that, and are then linked.
-What our jobs do beyond the files is on the clock: listing, keys, plan, manifest, version. The plain ones list, draw
+What our jobs do beyond the files is on the clock: listing, keys, plan, tables, version. The plain ones list, draw
 and wrap a key for each file and collect what they did; where files are large they are not even made to do that.
 
 ``python -m benchmarks.datasets`` is what some cases start, to look at a process of its own.
@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
-from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.access import Access
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.cache import clear_cache
-from ags_fast.keys.kms import load_kms
 from ags_fast.spark import SparkEngine
 from benchmarks import peers
 from benchmarks.cases import MIB, Bench, nothing, random_data, size_name
@@ -218,10 +217,10 @@ def worker_loop(
 
 
 def worker_tasks(dataset: Path, kms: dict[str, str], op: str, other: Path | None) -> tuple[Context, list[Task]]:
-    opened = Ledger.open(str(dataset), load_kms(kms))
-    tasks = [Task(entry) for entry in opened.entries(opened.current())]
-    source = None if other is None else Store(other)
-    return Context(op, "job", opened.id, opened.store, opened.envelope, source, threads=1, fsync=False), tasks
+    snapshot, rows = Access.of(dataset, kms).files()
+    source, store = None if other is None else Store(other), snapshot.log.store
+    context = Context(op, "job", snapshot.entry.dataset_id, store, snapshot.envelope, source, threads=1, fsync=False)
+    return context, [Task(row) for row in rows]
 
 
 @contextmanager
@@ -454,7 +453,9 @@ def memory(what: str, folder: Path) -> None:
             out.mkdir()
             for task in tasks:
                 entry = task.entry
-                recipe(session, context.dataset.full_path(entry.file), out, context.dek(entry), entry.aad_prefix)
+                recipe(
+                    session, context.dataset.full_path(entry.file), out, context.contents.dek(entry), entry.aad_prefix
+                )
         peaks = watch.stop()
     nbytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     if nbytes != sum(task.entry.plain_length for task in worker_tasks(folder / "dataset", kms, "verify", None)[1]):

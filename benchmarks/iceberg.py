@@ -93,7 +93,8 @@ class Pair:
         place = {"uri": f"sqlite:///{self._folder}/{column}.db", "warehouse": f"{self._warehouse}/{column}"}
         properties = {**place, **self._more}
         if column == "ours":
-            return load_catalog(column, kms=self._kms, type="sql", **properties)
+            mixed = {"encryption.plaintext-tables": "write"}
+            return load_catalog(column, kms=self._kms, type="sql", **mixed, **properties)
         return SqlCatalog(column, **properties)
 
     def table(self, column: str, name: str, schema: pa.Schema, **properties: str) -> Table:

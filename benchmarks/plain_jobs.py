@@ -22,7 +22,7 @@ KEK = b"a key of the plain jobs, 32 byte"
 
 
 class PlainFile(NamedTuple):
-    source: str
+    path: str  # of the source
     target: str
     nbytes: int  # of plaintext
     wrapped: bytes  # its key, by KEK
@@ -45,7 +45,7 @@ def plain_plan(source: Path, target: Path) -> list[PlainFile]:
 def plain_copy(files: Iterable[PlainFile]) -> Iterator[int]:
     window = memoryview(bytearray(BLOCK))
     for file in files:
-        reading = os.open(file.source, os.O_RDONLY | os.O_CLOEXEC)
+        reading = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         temporary = f"{file.target}.tmp"
         writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         while got := os.readv(reading, [window]):
@@ -65,7 +65,7 @@ def plain_encrypt(files: Iterable[PlainFile]) -> Iterator[int]:
     for file in files:
         aes = AESGCM(kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode()))
         prefix = file.prefix
-        reading = os.open(file.source, os.O_RDONLY | os.O_CLOEXEC)
+        reading = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         temporary = f"{file.target}.tmp"
         writing = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         index, left = 0, file.nbytes

@@ -1,6 +1,6 @@
 """What is measured of rotations: of the KEKs above data keys (R1, R2), and of the master keys above KEKs (R3).
 
-No file of data takes part, so the datasets have none here, only manifests that name them. A rotation runs in this
+No file of data takes part, so the datasets have none here, only tables that name them. A rotation runs in this
 process, in one thread but for the calls of a KMS, and begins with the version that the one before has made. Times are
 for one key.
 
@@ -10,6 +10,7 @@ The limit is a bare loop in C that opens and seals the same data keys; where a K
 from __future__ import annotations
 
 import functools
+import io
 import os
 import time
 from contextlib import contextmanager
@@ -18,18 +19,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ags_fast import jobs
-from ags_fast.dataset.decide import Wish
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.change import Wish
+from ags_fast.dataset.deks import rewrapped_column
 from ags_fast.dataset.entries import FileEntry
-from ags_fast.dataset.keks import Uses, Want
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.tables import MANIFEST_ENTRIES
-from ags_fast.fs import Store
+from ags_fast.dataset.entry import main_key
+from ags_fast.dataset.keys import kinds_of_files, scopes_of
+from ags_fast.dataset.kinds import Want, clock_ms
+from ags_fast.dataset.policy import Policy
+from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.dataset.tables import PAGE_ROWS, TABLE_ROWS
 from ags_fast.fs.local import LocalStore
-from ags_fast.keys import binding, load_kms
-from ags_fast.keys.entry import SCOPE, KeyEntry
-from ags_fast.keys.kek import new_kek
+from ags_fast.jobs.run import begin_files
+from ags_fast.keys import binding
+from ags_fast.keys.entry import SCOPE
 from ags_fast.keys.kms.local import LocalKms, rotate_key
-from ags_fast.keys.stores import DatasetKeyStore
 from benchmarks.datasets import done, taken, workspace
 from benchmarks.keystore import MASTER_KEY, keystore
 from benchmarks.measure import Case, Contest, Group, Row, Run
@@ -38,6 +42,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from typing_extensions import Buffer
+
+    from ags_fast.dataset.log import Log
+    from ags_fast.fs import Entry
     from benchmarks.cases import Bench
 
 DEKS = 1_000_000  # under a KEK
@@ -47,7 +55,8 @@ SLOW_DEKS = 320  # that the KMS wraps itself; of fewer, what a job does beside i
 CALL_SECONDS = 0.005  # what a KMS takes to answer
 AT_ONCE = (1, 4, 16)  # its calls
 LOOKUP_NBYTES = 300_000
-JOB_ID = "20260101T000000-000000000000"
+JOB_FILES = 10 * TABLE_ROWS  # that one job adds to a dataset
+JOB_KEKS = 10_000  # the same, if each gets a KEK
 
 
 def rotation(bench: Bench) -> Group:
@@ -60,13 +69,13 @@ def rotation(bench: Bench) -> Group:
         Case("rotation/mek/kms-5ms", functools.partial(master_key_of_slow_kms, bench, slow_keks), rounds=1 / 7),
         Case("rotation/mek/lookup", functools.partial(lookup, bench, bench.size(STORED_KEKS)), rounds=0),
     ]
-    return Group(
-        "time for a key; limit: bare loop, or KMS calls alone; best Py: over cryptography, no manifests", cases
-    )
+    return Group("time for a key; limit: bare loop, or KMS calls alone; best Py: over cryptography, no tables", cases)
 
 
 class SlowKms(LocalKms):
     """A local keystore, as far away as a KMS in a network."""
+
+    waits = True
 
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         time.sleep(CALL_SECONDS)
@@ -88,7 +97,7 @@ def slow(kms: dict[str, str]) -> dict[str, str]:
 
 
 def rotated(dataset: Path, kms: dict[str, str], what: str, rows: int, **options: int) -> float:
-    """Return the seconds of a rotation. It must report these numbers of keys and manifests."""
+    """Return the seconds of a rotation. It must report so many keys and tables."""
     start = time.perf_counter()
     result = jobs.rotate(dataset, kms=kms, what=what, progress=False, **options)  # type: ignore[arg-type]
     seconds = time.perf_counter() - start
@@ -125,21 +134,8 @@ class Wraps(NamedTuple):
         return each(loop, count)
 
 
-def wraps(opened: Ledger, key: KeyEntry, numbers: range) -> Wraps:
-    prefix, names = binding(opened.id, "dek", ""), [file_of(number).encode() for number in numbers]
-    deks = split(os.urandom(16 * len(names)), 16)
-    wrapped = opened.envelope.wrap_many(key.key_id, [(dek, prefix + n) for dek, n in zip(deks, names, strict=True)])
-    kek = b"" if key.wrapped is None else opened.kms.unwrap_key(key.wrapped, key.wrapping_key_id)
-    return Wraps(kek, prefix, names, wrapped)
-
-
 def split(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
-
-
-def file_of(number: int) -> str:
-    """All of one length: the bare loop has only such."""
-    return f"year=2026/month={number % 12 + 1:02}/part-{number:08}.avro.ags"
 
 
 def python_rewrap(
@@ -157,39 +153,41 @@ def python_rewrap(
 
 @contextmanager
 def column(bench: Bench, count: int) -> Iterator[Contest]:
-    import pyarrow as pa
-
+    """As a rotation goes through a table, a page after the other."""
     with workspace(bench, "column") as folder:
-        opened = Ledger.open_or_create(Store(folder / "dataset"), load_kms(keystore(folder)), MASTER_KEY)
-        old, new = opened.keyring.main_key(), new_kek(opened.kms, MASTER_KEY)
-        opened.keys.compare_and_swap({new.key_id: new}, opened.keys.version)
-        made, envelope = wraps(opened, old, range(count)), opened.envelope
-        names, wrapped = pa.array(made.names, pa.binary()), pa.array(made.wrapped, pa.binary())
-        part = count // PARTS
-        fresh: dict[str, pa.Array] = {}
+        snapshot = Access.of(folder / "dataset", keystore(folder)).create(MASTER_KEY)
+        head, kms = snapshot.entry, snapshot.log.kms
+        old, new = main_key(head.keys), Want(MASTER_KEY).new_kek(kms)
+        envelope = snapshot.log.envelope(head, {old.key_id: old, new.key_id: new})
+        prefix, deks = binding(head.dataset_id, "dek", ""), split(os.urandom(16 * count), 16)
+        names = [f"{made_up(number).path}.ags".encode() for number in range(count)]
+        wrapped = envelope.wrap_many(old.key_id, [(dek, prefix + name) for dek, name in zip(deks, names, strict=True)])
+        made = Wraps(kms.unwrap_key(old.wrapped or b"", MASTER_KEY), prefix, names, wrapped)
+        some = made.head(count // PARTS)
+        fresh: dict[str, list[bytes]] = {}
 
         def best() -> None:
-            some = python_rewrap(made.kek, made.kek, made.prefix, names[:part].to_pylist(), wrapped[:part].to_pylist())
-            fresh["best"] = pa.array(some, pa.binary())
+            fresh["best"] = python_rewrap(some.kek, some.kek, prefix, some.names, some.wrapped)
 
         def ours() -> None:
-            fresh["ours"] = envelope.rewrap_column(old.key_id, new.key_id, made.prefix, names, wrapped)
+            fresh["ours"] = []
+            for at in range(0, count, PAGE_ROWS):
+                page = slice(at, at + PAGE_ROWS)
+                fresh["ours"] += rewrapped_column(envelope, old.key_id, new.key_id, prefix, names[page], wrapped[page])
 
         def check(column: str) -> bool:
             if column == "limit":  # the tests look at what it makes
                 return True
             key = old if column == "best" else new
             for at in (0, len(fresh[column]) - 1):
-                bound = made.prefix + made.names[at]
-                dek = envelope.unwrap(old.key_id, made.wrapped[at], bound)
-                if envelope.unwrap(key.key_id, fresh[column][at].as_py(), bound) != dek:
+                if envelope.unwrap(key.key_id, fresh[column][at], prefix + names[at]) != deks[at]:
                     return False
-            return bool(fresh[column][0] != wrapped[0])
+            return fresh[column][0] != wrapped[0]
 
-        row = Row("rotation/kek/crypto", f"R2: {count:,} DEKs in a column", "ns")
+        row = Row("rotation/kek/crypto", f"R2: {count:,} DEKs in pages", "ns")
         runs: dict[tuple[str, str], Run] = {
             (row.name, "limit"): made.bare(bench),
-            (row.name, "best"): each(lambda: taken(best), part),
+            (row.name, "best"): each(lambda: taken(best), len(some.names)),
             (row.name, "ours"): each(lambda: taken(ours), count),
         }
         yield Contest([row], runs, check=check)
@@ -198,37 +196,55 @@ def column(bench: Bench, count: int) -> Iterator[Contest]:
 # ---- whole jobs
 
 
-def fill(opened: Ledger, key: KeyEntry, count: int) -> Wraps:
-    """Add N files under this key to a dataset, in manifests of the largest size. Ten manifests make a version."""
+def made_up(number: int) -> FileEntry:
+    """The entry of a file that does not exist, without a job, an object and keys. All paths are of one length."""
+    path = f"year=2026/month={number % 12 + 1:02}/part-{number:08}.avro"
+    return FileEntry(
+        path=path,
+        file="",
+        format="ags1",
+        plain_length=4096,
+        file_length=4132,
+        block_size=1 << 20,
+        key_id="",
+        wrapped_dek=b"",
+        column_keys=None,
+        aad_prefix=number.to_bytes(16, "big"),
+        job_id="",
+        set_id=None,
+        part=None,
+        parts=None,
+        source=path,
+        stamp=str(1_767_225_600_000_000_000 + 1_000_003 * number),
+    )
+
+
+def add(log: Log, numbers: range, *, double_wrap: bool = True, policy: Policy | None = None) -> list[FileEntry]:
+    """Plan and commit files that do not exist, by one job, and return their entries."""
+    head, new = log.head(), [made_up(number) for number in numbers]
+
+    def kinds(job_id: str) -> list[list[Want]]:
+        scopes = scopes_of(policy or head.policy, [row.path for row in new], job_id, clock_ms())
+        return kinds_of_files(scopes, [{}] * len(new), MASTER_KEY, double_wrap)
+
+    job, rows = begin_files(Snapshot(log, head), "encrypt", {}, new, kinds, 16, policy=policy)
+    with job:
+        made = job.commit(Wish("encrypt", rows, policy=policy)).version
+    if made is None or made.count != head.count + len(rows):
+        raise AssertionError(f"not {len(rows)} files more")
+    return rows
+
+
+def fill(log: Log, count: int, *, double_wrap: bool = True) -> Wraps:
+    """Add N files that do not exist to an empty dataset, under one key."""
     names, wrapped = [], []
-    for first in range(0, count, 10 * MANIFEST_ENTRIES):
-        made = wraps(opened, key, range(first, min(first + 10 * MANIFEST_ENTRIES, count)))
-        prefixes = split(os.urandom(16 * len(made.names)), 16)
-        entries = [
-            FileEntry(
-                path=name[:-4].decode(),
-                file=name.decode(),
-                format="ags1",
-                plain_length=4096,
-                file_length=4132,
-                block_size=1 << 20,
-                key_id=key.key_id,
-                wrapped_dek=dek,
-                column_keys=None,
-                aad_prefix=prefix,
-                job_id=JOB_ID,
-                set_id=None,
-                part=None,
-                parts=None,
-                source=name[:-4].decode(),
-                stamp=str(1_767_225_600_000_000_000 + 1_000_003 * number),
-            )
-            for number, (name, dek, prefix) in enumerate(zip(made.names, made.wrapped, prefixes, strict=True), first)
-        ]
-        opened.commit(Wish("encrypt", JOB_ID, entries, base=opened.current()))
-        names += made.names
-        wrapped += made.wrapped
-    return made._replace(names=names, wrapped=wrapped)
+    for first in range(0, count, JOB_FILES):
+        rows = add(log, range(first, min(first + JOB_FILES, count)), double_wrap=double_wrap)
+        names += [row.file.encode() for row in rows]
+        wrapped += [row.wrapped_dek for row in rows]
+    key = log.head().keys[rows[0].key_id]
+    kek = b"" if key.wrapped is None else log.kms.unwrap_key(key.wrapped, key.wrapping_key_id)
+    return Wraps(kek, binding(log.head().dataset_id, "dek", ""), names, wrapped)
 
 
 @contextmanager
@@ -239,18 +255,18 @@ def whole_job(bench: Bench, count: int) -> Iterator[Contest]:
     with workspace(bench, "job") as folder:
         kms = keystore(folder)
         for name, number, times in (("tenth", part, PARTS), ("all", count, 1)):
-            opened = Ledger.open_or_create(Store(folder / name), load_kms(kms), MASTER_KEY)
-            made = fill(opened, opened.keyring.main_key(), number)
+            log = Access.of(folder / name, kms).create(MASTER_KEY).log
+            made = fill(log, number)
             row = Row(f"rotation/kek/job/{name}", f"R2: the whole job, {number:,} DEKs", "ns")
             rows.append(row)
             some = made.head(part)
             best = functools.partial(python_rewrap, some.kek, os.urandom(32), some.prefix, some.names, some.wrapped)
-            manifests = len(opened.current().manifests)  # type: ignore[union-attr]
-            ours = functools.partial(rotated, folder / name, kms, "kek", 1 + manifests)
+            tables = len(log.head().files)
+            ours = functools.partial(rotated, folder / name, kms, "kek", 1 + tables)
             runs[row.name, "limit"] = made.bare(bench)
             runs[row.name, "best"] = each(functools.partial(taken, best), part)
             runs[row.name, "ours"] = each(functools.partial(repeated, ours, times), times * number)
-            del made
+            del made, log
         yield Contest(rows, runs)
 
 
@@ -262,9 +278,7 @@ def repeated(run: Callable[[], float], times: int) -> float:
 def single_wrap(bench: Bench, count: int) -> Iterator[Contest]:
     with workspace(bench, "single") as folder:
         kms = keystore(folder)
-        opened = Ledger.open_or_create(Store(folder / "dataset"), load_kms(kms), MASTER_KEY)
-        want = Want(MASTER_KEY, double_wrap=False)
-        fill(opened, opened.keyring.reserve({want: Uses(count)})[want], count)
+        fill(Access.of(folder / "dataset", kms).create(MASTER_KEY).log, count, double_wrap=False)
         rows: list[Row] = []
         runs: dict[tuple[str, str], Run] = {}
         for at_once in AT_ONCE:
@@ -280,22 +294,20 @@ def single_wrap(bench: Bench, count: int) -> Iterator[Contest]:
 # ---- KEKs
 
 
-def with_keks(folder: Path, kms: dict[str, str], count: int) -> Ledger:
-    """Make a dataset with N KEKs: one for its documents, and one for each scope of a job's files."""
-    opened = Ledger.open_or_create(Store(folder), load_kms(kms), MASTER_KEY)
-    made = [
-        new_kek(opened.kms, MASTER_KEY, properties={SCOPE: f"files:{JOB_ID}/{number}"}) for number in range(count - 1)
-    ]
-    opened.keys.compare_and_swap({entry.key_id: entry for entry in made}, opened.keys.version)
-    return opened
+def with_keks(folder: Path, kms: dict[str, str], count: int) -> Log:
+    """Make a dataset with N KEKs: one for its documents, and one for each of its files, which do not exist."""
+    log = Access.of(folder, kms).create(MASTER_KEY, Policy("files:1")).log
+    for first in range(1, count, JOB_KEKS):
+        add(log, range(first, min(first + JOB_KEKS, count)))
+    return log
 
 
 @contextmanager
 def master_key(bench: Bench, count: int) -> Iterator[Contest]:
     with workspace(bench, "master") as folder:
         kms = keystore(folder)
-        opened = with_keks(folder / "dataset", kms, count)
-        client, entries = opened.kms, opened.keys.list()
+        log = with_keks(folder / "dataset", kms, count)
+        client, entries = log.kms, [*log.head().keys.values()]
 
         def calls() -> None:
             for entry in entries:
@@ -343,18 +355,46 @@ class CountingStore(LocalStore):
         self.nbytes += len(data)
         return data
 
+    def open_seekable(self, path: str, entry: Entry | None = None, *, tail: bool = False) -> CountingFile:
+        return CountingFile(self, path)
+
+
+class CountingFile(io.RawIOBase):
+    """No file of the system, which C would read by itself."""
+
+    def __init__(self, store: CountingStore, path: str) -> None:
+        self._store, self._file = store, io.FileIO(store.full_path(path))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Buffer) -> int:
+        count = self._file.readinto(buffer)
+        self._store.nbytes += count
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
 
 @contextmanager
 def lookup(bench: Bench, count: int) -> Iterator[Contest]:
-    """Of keys that no process has at hand."""
+    """By processes that know nothing of the dataset."""
     with workspace(bench, "lookup") as folder:
         kms = keystore(folder)
-        entries = with_keks(folder / "dataset", kms, count).keys.list()
-        one = entries[count // 3]
+        keys = with_keks(folder / "dataset", kms, count).head().keys
+        one = sorted(key_id for key_id, key in keys.items() if SCOPE in key.properties)[count // 3]  # in a table
 
         def ours() -> float:
             store = CountingStore(folder / "dataset")
-            if DatasetKeyStore(store, kms).get(one.key_id) != one:
+            if Access.of(store, kms).open().entry.keys[one] != keys[one]:
                 raise AssertionError("this is another key")
             return float(store.nbytes)
 

@@ -28,7 +28,7 @@ def run(dataset: str, kms: Mapping[str, str]) -> bool:
     for step in due:
         log.info("due: %s, because %s", step["name"], ", ".join(map(str, step["about"])) or "of the policy")
     rotated = jobs.rotate(dataset, kms=kms, what="kek")
-    expired = jobs.expire(dataset, kms=kms, older_than=KEEP)
+    expired = jobs.expire(dataset, kms=kms, keep=1, older_than=KEEP)
     verified = jobs.verify_files(dataset, kms=kms)
     log.info("pin to keep elsewhere: %s", verified.pin)
     return not (rotated.failed or expired.failed or verified.failed)

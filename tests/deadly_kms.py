@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = "deadly.folder"
 SECONDS = 600.0  # longer than a test may take
+KEK_NBYTES = 32
 
 
 class DeadlyKms(local.LocalKms):
@@ -39,6 +40,8 @@ class DeadlyKms(local.LocalKms):
         if os.getpid() in rules["spared"]:
             return key
         file = rules["files"].get(key[-32:].hex())  # of single wrap: what the DEK is bound to
+        if file is None and len(key) > KEK_NBYTES:
+            file = _path_of_caller()
         before = _note(folder / "calls", f"{os.getpid()} {file}")
         _note(folder / "threads", str(_threads_of_caller()))
         if str(file) in rules["shout"]:
@@ -54,12 +57,23 @@ class DeadlyKms(local.LocalKms):
         return key
 
 
-def _threads_of_caller() -> int:
-    """What the job's worker, which calls us, has been told."""
+def _caller() -> dict[str, Any]:
+    """What the job's worker, which calls us, has been told; {} if nothing of a job does."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_name != "run_file":  # type: ignore[redundant-expr]
         frame = frame.f_back  # type: ignore[assignment]
-    return frame.f_locals["context"].threads if frame is not None else -1  # type: ignore[redundant-expr]
+    return frame.f_locals if frame is not None else {}  # type: ignore[redundant-expr]
+
+
+def _threads_of_caller() -> int:
+    caller = _caller()
+    return caller["context"].threads if caller else -1
+
+
+def _path_of_caller() -> str | None:
+    """The path of the file that the job's worker is at: the name of its object is not known before."""
+    entry = getattr(_caller().get("task"), "entry", None)
+    return None if entry is None else str(entry.path)
 
 
 def _is_slowed(rules: Mapping[str, Any]) -> bool:
@@ -110,12 +124,12 @@ class Rules:
         spared: tuple[int, ...] = (),
         shout: tuple[str, ...] = (),
     ) -> None:
-        """Begin anew. files: objects of the dataset that are told apart. kill: how often each kills its process, after
-        so many seconds. wait: with every key. slow_partition: of Spark, whose first attempt never ends. spared: other
-        processes than this one to which nothing happens. shout: files of which the client raises the key in clear;
-        "None": those of double wrap, too."""
+        """Begin anew. files: objects of the dataset that are told apart; of jobs, files are told apart by their paths.
+        kill: how often each kills its process, after so many seconds. wait: with every key. slow_partition: of Spark,
+        whose first attempt never ends. spared: other processes than this one to which nothing happens. shout: files of
+        which the client raises the key in clear; "None": those of double wrap, too."""
         kill = kill or {}
-        named = {hashlib.sha256(binding(dataset_id, "dek", file)).hexdigest(): file for file in (*files, *kill, *shout)}
+        named = {hashlib.sha256(binding(dataset_id, "dek", file)).hexdigest(): file for file in files}
         rules = {"spared": [os.getpid(), *spared], "files": named, "kill": kill, "kill_after": kill_after, "wait": wait}
         rules |= {"shout": shout, "slow_partition": slow_partition}
         new = self.folder / "new"

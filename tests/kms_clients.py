@@ -5,9 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import signal
-import threading
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -16,7 +14,7 @@ from ags_fast.keys import KmsClient, kms_calls
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -186,54 +184,6 @@ class Starved(Plain):
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         raise MemoryError
-
-
-class Shelf:
-    """A store of objects in memory, as far as a key store needs one."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.lock = threading.Lock()
-        self.requests: list[str] = []
-
-    def list(self, prefix: str = "") -> Iterator[Any]:
-        self.requests.append("list")
-        with self.lock:
-            found = [
-                SimpleNamespace(path=path, size=len(data), modified=time.time())
-                for path, data in self.objects.items()
-                if path.startswith(prefix)
-            ]
-        return iter(found)
-
-    def read_small(self, path: str, limit: int) -> bytes:
-        self.requests.append("read")
-        if path not in self.objects:
-            raise FileNotFoundError(path)
-        return self.objects[path]
-
-    def create_exclusive(self, path: str, data: bytes) -> None:
-        self.requests.append("create")
-        with self.lock:
-            if path in self.objects:
-                raise FileExistsError(path)
-            self.objects[path] = data
-
-    def write_small(self, path: str, data: bytes, *, fsync: bool = False) -> None:
-        self.requests.append("put")
-        with self.lock:
-            self.objects[path] = data
-
-    def delete(self, path: str) -> None:
-        self.requests.append("delete")
-        with self.lock:
-            self.objects.pop(path, None)
-
-    def full_path(self, path: str) -> str:
-        return f"shelf/{path}"
-
-    def __repr__(self) -> str:
-        return "Shelf"
 
 
 class VaultCredential:

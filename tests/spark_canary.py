@@ -18,13 +18,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from datasets import object_of, version_of
 from deadly_kms import Rules
 from support import pattern
 
-from ags_fast.dataset.ledger import Ledger
+from ags_fast import Dataset
 from ags_fast.jobs import JobError, LocalEngine, decrypt_files, encrypt_files, expire, rekey_files, rotate, verify_files
-from ags_fast.keys import clear_cache, document, envelope, kek
-from ags_fast.keys.kms import load_kms, local
+from ags_fast.keys import clear_cache, envelope, kek
+from ags_fast.keys.kms import local
 
 BLOCK_SIZE = 1 << 16
 known: dict[bytes, str] = {}  # keys, and what they are
@@ -41,7 +42,7 @@ def record_keys() -> None:
 
         return wrapper
 
-    for module, kind in ((local, "master key"), (kek, "KEK"), (envelope, "KEK"), (document, "KEK")):
+    for module, kind in ((local, "master key"), (kek, "KEK"), (envelope, "KEK")):
         module.Key = recording(kind, module.Key, lambda args, answer: [bytes(args[0])])  # type: ignore[attr-defined]
     own = envelope.Envelope
     items_of = envelope.Envelope.wrap_many
@@ -165,8 +166,8 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
         (src / str(i)).write_bytes(pattern(2 * BLOCK_SIZE, i))
     for name, double in (("ds2", True), ("ds1", False)):
         ds = folder / name
-        dataset_id = Ledger.open_or_create(_store(ds), load_kms(rules.kms), "master").id
-        rules.set(dataset_id=dataset_id)
+        Dataset.create(ds, kms=rules.kms, wrapping_key_id="master")
+        rules.set()
         encryption = {**common, "wrapping_key_id": "master", "double_wrap": double, "block_size": BLOCK_SIZE}
         encrypt_files(src, ds, **encryption).raise_for_failures()
         verify_files(ds, **common).raise_for_failures()
@@ -175,10 +176,9 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
         local.rotate_key(rules.kms, "master")
         for what in ("kek", "mek", "double-wrap") if double else ("kek", "mek"):
             rotate(ds, **common, what=what).raise_for_failures()
-        assert expire(ds, kms=rules.kms, keep=2, force=True).counts["ok"]
-        data = (ds / "0.ags").read_bytes()
-        (ds / "0.ags").write_bytes(data[:100] + bytes(8) + data[108:])
-        rules.set(dataset_id=dataset_id, shout=("3.ags",) if not double else ("None",))
+        assert expire(ds, kms=rules.kms, keep=2, skip_grace=True).counts["ok"]
+        damage(ds, rules.kms, "0")
+        rules.set(shout=("3",) if not double else ("None",))
         clear_cache()
         try:
             verify_files(ds, **common, on_error="raise")
@@ -187,11 +187,23 @@ def run_jobs(folder: Path, rules: Rules, engine: Any) -> None:
         failed = {row.error_class for row in verify_files(ds, **common).failed}
         assert "KeyAccessError" in failed or double, failed
         assert "IntegrityError" in failed, failed
-        with_unwrapped = Ledger.open(ds, load_kms(rules.kms))
-        for number in with_unwrapped.version_numbers():
-            for entry in with_unwrapped.entries(with_unwrapped.version(number)):
-                bound = envelope.binding(with_unwrapped.id, "dek", entry.file)
-                with_unwrapped.envelope.unwrap(entry.key_id, entry.wrapped_dek, bound)
+        for version in Dataset.open(ds, kms=rules.kms).versions():
+            unwrap_all(ds, rules.kms, version.number)
+
+
+def damage(dataset: Path, kms: Any, path: str) -> None:
+    """Change some bytes of a file."""
+    file = object_of(dataset, kms, path)
+    data = file.read_bytes()
+    file.write_bytes(data[:100] + bytes(8) + data[108:])
+
+
+def unwrap_all(dataset: Path, kms: Any, version: int | None = None) -> None:
+    """Unwrap all data keys of a version, which tells record_keys."""
+    snapshot = version_of(dataset, kms, version)
+    for row in snapshot.files():
+        for wrap in row.wraps(snapshot.entry.dataset_id):
+            snapshot.envelope.unwrap(*wrap)
 
 
 def read_frames(folder: Path, rules: Rules, session: Any) -> None:
@@ -214,16 +226,12 @@ def read_frames(folder: Path, rules: Rules, session: Any) -> None:
         "wrapping_key_id": "master",
     }
     encrypt_files(src, ds, **common, format="parquet", column_keys={"text": "master"}).raise_for_failures()
-    opened = Ledger.open(ds, load_kms(rules.kms))
-    for entry in opened.entries(opened.current()):
-        for wrap in entry.wraps(opened.id):
-            opened.envelope.unwrap(*wrap)  # tells record_keys
+    unwrap_all(ds, rules.kms)
     register(session)
     frame = session.read.format("ags_parquet").options(**rules.kms, metadata="_key_id", splitBytes="20k").load(str(ds))
     frame.explain(True)
     assert frame.repartition(3, "text").sortWithinPartitions("id").groupBy("_key_id").count().collect()[0][1] == 6000
-    data = (ds / "1.parquet").read_bytes()
-    (ds / "1.parquet").write_bytes(data[:100] + bytes(8) + data[108:])
+    damage(ds, rules.kms, "1.parquet")
     for options in ({}, {"files": "*", "colums": "id"}):
         try:
             session.read.format("ags_parquet").options(**rules.kms, **options).load(str(ds)).collect()
@@ -231,12 +239,6 @@ def read_frames(folder: Path, rules: Rules, session: Any) -> None:
             print(error, file=sys.stderr)
         else:
             raise AssertionError(options)
-
-
-def _store(path: Path) -> Any:
-    from ags_fast.fs import Store
-
-    return Store(path)
 
 
 def put_controls(context: Any) -> dict[str, bytes]:

@@ -11,12 +11,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kms_clients import keystore
 from programs import storage
 from support import KEY, finish_python, open_stream, pattern, program, start_python
 
-from ags_fast import AgsReader, AgsWriter, FormatError, IntegrityError, PolicyError
+from ags_fast import AgsReader, AgsWriter, Dataset, ExpiredError, FormatError, PolicyError
 from ags_fast.fs import LocalFile, NewFile, NewObject, Store
-from ags_fast.fs.numbered import TOMBSTONE, Numbered
+from ags_fast.jobs import Policy
 
 if TYPE_CHECKING:
     import subprocess
@@ -51,7 +52,7 @@ def read_all(store: Store, path: str) -> bytes:
 def race(store: Store, processes: int, rounds: int, folder: Path) -> None:
     """Processes with four threads each create the same files: each file has one winner, and is the winner's."""
     go = folder / "go"
-    children = [start_python(program(storage.create_numbered, me, rounds, go, store)) for me in range(processes)]
+    children = [start_python(program(storage.create_at_once, me, rounds, go, store)) for me in range(processes)]
     while not all((folder / f"go{me}").exists() for me in range(processes)):
         assert all(child.poll() is None for child in children)
         time.sleep(0.01)
@@ -372,132 +373,35 @@ class StoreContract:
         put(store, "a", b"now a file")
         assert names(store) == ["a"]
 
-    # ---- numbered objects
+    # ---- a dataset
 
-    def test_numbered(self, store: Store) -> None:
-        objects = Numbered(store, "_ags/versions/")
-        assert objects.numbers() == []
-        assert objects.newest() == 0
-        assert objects.read_newest(10) == (0, b"")
-        assert objects.retire([1, 2]) == []
-        assert objects.path(7) == "_ags/versions/00000007.json"
-        assert objects.path(10**8) == "_ags/versions/100000000.json"
-        for number in (1, 2, 3, 10**8):
-            objects.create(number, b"number %d" % number)
-            with pytest.raises(FileExistsError):
-                objects.create(number, b"late")
-            assert objects.number(objects.path(number)) == number
-        others = ["1.json", "000000004.json", "00000000.json", "00000005.jso", "0000000٣.json", "x/00000009.json"]
-        for name in others:
-            put(store, f"_ags/versions/{name}", b"x")
-            assert objects.number(f"_ags/versions/{name}") is None
-        assert objects.numbers() == [1, 2, 3, 10**8]
-        assert objects.newest() == 10**8
-        assert objects.read_newest(100) == (10**8, b"number 100000000")
-        assert objects.read(2, 8) == b"number 2"
-        with pytest.raises(FormatError):
-            objects.read(2, 7)
-        with pytest.raises(FileNotFoundError):
-            objects.read(4, 100)
-        for number, entry in objects.entries().items():
-            assert store.stat(objects.path(number)) == entry
-
-    def test_numbered_tombstones(self, store: Store) -> None:
-        objects = Numbered(store, "_ags/versions/")
-        for number in range(1, 6):
-            objects.create(number, b"number %d" % number)
-        for wrong in ([5], [1, 5], [1, 6]):
-            with pytest.raises(ValueError, match="newest"):
-                objects.retire(wrong)
-        assert objects.numbers() == [1, 2, 3, 4, 5]
-        assert objects.retire([3, 1, 3, 0]) == [1, 3]
-        assert objects.retire([1, 2, 3]) == [2]
-        assert objects.numbers() == [4, 5]
-        assert objects.newest() == 5
-        for number in (1, 2, 3):
-            with pytest.raises(FileNotFoundError):
-                objects.read(number, 100)
-            with pytest.raises(FileExistsError):  # a writer that looked a while ago
-                objects.create(number, b"late")
-        assert len(names(store)) == 5
-        objects.sweep()
-        assert len(names(store)) == 5
-        objects.sweep(-60)  # as if each tombstone were older than that; clocks may differ
-        assert names(store) == [objects.path(4), objects.path(5)]
-
-    def test_numbered_with_gaps(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whatever was taken away, the highest number is found, from its page and from what was seen before."""
-        monkeypatch.setattr("ags_fast.fs.numbered.PAGE", 2)
-        seen = Numbered(store, "n/")
-        for number in range(1, 13):
-            seen.create(number, b"x")
-            put(store, f"n/{number:08}.jso", b"x")  # not one of them
-            assert seen.newest() == Numbered(store, "n/").newest() == number
-        for number in (3, 8, 12, 10, 1, 9, 4, 2):
-            store.delete(seen.path(number))
-            highest = max(seen.numbers())
-            assert seen.newest() == Numbered(store, "n/").newest(number) == Numbered(store, "n/").newest() == highest
-
-    def test_numbered_sweeps_in_steps(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Upkeep removes old tombstones a few at a time, and leaves the landmarks of the newest number."""
-        monkeypatch.setattr("ags_fast.fs.numbered.SOME", 4)
-        monkeypatch.setattr("ags_fast.fs.numbered.TOMBSTONE_SECONDS", -60)  # clocks may differ
-        objects = Numbered(store, "n/")
-        for number in range(1, 54):
-            objects.create(number, b"number %d" % number)
-            assert objects.newest() == Numbered(store, "n/").newest() == number
-            if number % 2 == 0:
-                objects.retire([number - 2, number - 1])
-        left = [int(name[2:10]) for name in names(store)]
-        assert left == [32, 48, 52, 53]
-        assert Numbered(store, "n/").newest() == 53
-
-    def test_numbered_without_its_newest(self, store: Store) -> None:
-        """A tombstone in the place of the newest object hides nothing: it shows that somebody took the object away."""
-        objects = Numbered(store, "_ags/keys/")
-        objects.create(1, b"number 1")
-        objects.create(2, TOMBSTONE)
-        assert objects.numbers() == [1, 2]
-        assert objects.newest() == 2
-        objects.sweep(-60)
-        assert objects.numbers() == [1, 2]
-        with pytest.raises(IntegrityError, match="tombstone"):
-            objects.read_newest(100)
-        objects.create(3, b"number 3")
-        assert objects.numbers() == [1, 3]
-        assert objects.read_newest(100) == (3, b"number 3")
-
-    def test_numbered_writers_race(self, store: Store) -> None:
-        """Writers that each take the next number while a reader follows them and old ones are retired."""
-        begun, each = threading.Barrier(3), 6
-        won: list[tuple[int, bytes]] = []
+    def test_writers_of_a_dataset_race(self, store: Store, tmp_path: Path) -> None:
+        """Two commit to one log, and expire old versions, while a third follows them."""
+        kms, each = keystore(tmp_path, "master"), 4
+        seen = Dataset.create(store, kms=kms, wrapping_key_id="master", policy=Policy(keep=2))
 
         def write(me: int) -> None:
-            objects = Numbered(pickle.loads(pickle.dumps(store)), "_ags/versions/")
-            begun.wait()
+            dataset = Dataset.open(pickle.loads(pickle.dumps(store)), kms=kms)
             for i in range(each):
-                while True:
-                    number, data = objects.newest() + 1, b"%d %d" % (me, i)
-                    try:
-                        objects.create(number, data)
-                    except FileExistsError:
-                        continue
-                    won.append((number, data))
-                    break
+                with dataset.transaction(fsync=False) as new, new.create(f"{me}/{i}") as file:
+                    file.write(b"%d %d" % (me, i))
 
         threads = [threading.Thread(target=write, args=(me,)) for me in range(2)]
         for thread in threads:
             thread.start()
-        objects, seen = Numbered(store, "_ags/versions/"), 0
-        begun.wait()
-        while seen < 2 * each and (any(thread.is_alive() for thread in threads) or len(won) == 2 * each):
-            newest, data = objects.read_newest(100)
-            assert newest >= seen
-            assert (data == b"") == (newest == 0)
-            objects.retire(range(1, newest))
-            seen = newest
-        for thread in threads:
-            thread.join()
-        assert sorted(number for number, _ in won) == list(range(1, 2 * each + 1))
-        assert objects.numbers() == [2 * each]
-        assert objects.read_newest(100)[1] == dict(won)[2 * each]
+        before: set[str] = set()
+        alive = True
+        while alive:
+            alive = any(thread.is_alive() for thread in threads)
+            seen.refresh()
+            with contextlib.suppress(ExpiredError):
+                paths = {file.path for file in seen.files()}
+                assert before <= paths
+                assert len(paths) == seen.version - 1
+                before = paths
+        assert seen.version == 2 * each + 1
+        for me in range(2):
+            for i in range(each):
+                with seen.open_file(f"{me}/{i}") as file:
+                    assert file.read() == b"%d %d" % (me, i)
+        assert [version.number for version in seen.versions()] == [seen.version, seen.version - 1]

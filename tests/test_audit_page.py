@@ -22,10 +22,10 @@ from chromium import CHROMIUM, PROBE, probe
 from datasets import MASTER, make_kms, read_tree, write_tree
 
 from ags_fast import cli, jobs
+from ags_fast.audit.runbook import EVENTS
 from ags_fast.cli.codes import EXIT_KEY_ACCESS, EXIT_NOT_FOUND
 from ags_fast.cli.page.audit import audit_page
 from ags_fast.cli.page.graph import graph_of
-from ags_fast.jobs.runbook import EVENTS
 from ags_fast.markup import clipped, el, joined, nbytes, text
 from ags_fast.profiles import profile
 
@@ -128,9 +128,7 @@ def many(found: dict[str, Any], number: int, name: str = "") -> dict[str, Any]:
         )
         version = {"number": i + 1, "time_ms": created, "files": 1000 + i, "plain_length": 10**9 * i, "key_id": key_id}
         made["versions"].append({**found["versions"][0], **version})
-        made["opens"].append(
-            {"key_id": key_id, "version": i + 1, "data_keys": 10 * i, "manifests": 1, "document": True}
-        )
+        made["opens"].append({"key_id": key_id, "version": i + 1, "data_keys": 10 * i, "tables": 1, "document": True})
     return {**made, "version": number}
 
 

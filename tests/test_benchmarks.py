@@ -20,10 +20,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from support import KEY, KEYS, open_stream, pattern, seal_stream
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.names import entry_path
+from ags_fast.dataset.tables import PAGE_ROWS
 from ags_fast.keys import kms_calls, load_kms
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
-from benchmarks import compare, datasets, frames, measure, peers, plain_jobs, rotation, targets
+from benchmarks import commits, compare, datasets, frames, measure, peers, plain_jobs, rotation, targets
 from benchmarks.cases import Bench
 from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError, Module
 from benchmarks.measure import Contest, Row
@@ -118,7 +121,7 @@ def test_plain_jobs_make_ags1(size: int, tmp_path: Path) -> None:
     for file in plan:
         key = kek.decrypt(file.wrapped[:12], file.wrapped[12:], file.target.encode())
         stream = Path(file.target).read_bytes()
-        assert open_stream(stream, key, file.prefix) == Path(file.source).read_bytes()
+        assert open_stream(stream, key, file.prefix) == Path(file.path).read_bytes()
     Path(file.target).write_bytes(stream + b"x")
     with pytest.raises(ValueError, match="longer"):
         list(plain_jobs.plain_verify(plan))
@@ -311,14 +314,23 @@ def test_rotations_that_do_nothing_are_no_results(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_lookup_counts_what_it_reads(bench: Bench) -> None:
-    with rotation.lookup(bench, 600) as contest:  # more than one document has
+    """The newest entry, and of the table of KEKs a part."""
+    with rotation.lookup(bench, 1500) as contest:
         (row,) = contest.measure(1)
         (folder,) = bench.scratch.glob("*/dataset")
-        store = rotation.CountingStore(folder)
-        sizes = {entry.path: entry.size for entry in store.list("_ags/keys/")}
-    buckets = [size for path, size in sizes.items() if "/buckets/" in path]
-    assert len(buckets) > 1
-    assert row.samples["ours"][0] - sizes["_ags/keys/00000002.json"] in buckets
+        head = Access.of(folder, rotation.keystore(folder.parent)).open().entry
+        (table,) = head.key_tables
+        read = row.samples["ours"][0] - (folder / entry_path(head.number)).stat().st_size
+        assert PAGE_ROWS / table.rows * table.length < read < (folder / table.path).stat().st_size
+
+
+@pytest.mark.more
+@needs_compiler
+def test_rows_that_commits_read_are_counted(bench: Bench) -> None:
+    """A commit whose process knows nothing reads, of small tables, what it merges, and what an expired version had."""
+    with commits.rows_read(bench, 2000) as contest:  # a table of up to 1,024 rows is read whole
+        (row,) = contest.measure(1)
+    assert 0 < row.samples["ours"][0] < 1000
 
 
 # ---------------------------------------------------------------- turns, ratios, verdicts
@@ -519,7 +531,7 @@ def test_commits_are_measured(tmp_path: Path) -> None:
         for kind in ("commit", "oldest", "newest", "nbytes"):
             for number in (10, 40):
                 assert rows.pop(f"commits/{how}/{kind}/{number}").keys() == {"limit", "ours"}
-    more = {"among/100", "among/2000", "one-more/100", "one-more/4000"}
+    more = {"among/100", "among/2000", "one-more/100", "one-more/4000", "rows"}
     more |= {f"whole/{kind}/{number}" for kind in ("memory", "time") for number in (400, 4000)}
     assert rows.keys() == {f"commits/{name}" for name in more}
     assert (tmp_path / "commits.png").read_bytes().startswith(b"\x89PNG")

@@ -63,6 +63,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return tmp_path
 
 
+def object_b(folder: Path) -> Path:
+    """The object of the dataset that holds b."""
+    (found,) = (folder / "ds").glob("b.*.ags")
+    return found
+
+
 def run(*arguments: str) -> int:
     """The exit code; argparse ends with an exception."""
     try:
@@ -89,7 +95,7 @@ def test_failed(folder: Path) -> None:
     assert run("keys", "init", "keystore", *KEYSTORE) == 1
     assert run("decrypt", "ds", "out", *KMS) == 0
     assert run("decrypt", "ds", "out", *KMS) == 1
-    assert run("verify", "ds", "--min-version", "2", *KMS) == 1  # a policy's
+    assert run("verify", "ds", "--min-version", "3", *KMS) == 1  # a policy's
 
 
 def test_usage(folder: Path) -> None:
@@ -110,15 +116,16 @@ def test_usage(folder: Path) -> None:
 
 
 def test_integrity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a.ags", "f.enc.parquet", "ds/b.ags"):
-        (folder / name).write_bytes(flip((folder / name).read_bytes(), 300))
+    held = object_b(folder)
+    for path in (folder / "a.ags", folder / "f.enc.parquet", held):
+        path.write_bytes(flip(path.read_bytes(), 300))
     assert run("stream", "verify", "a.ags", "--length", "100036", *KEY) == 3
     assert run("stream", "inspect", "src/b") == 3  # of another format
     assert run("parquet", "verify", "f.enc.parquet", "absent", *FOOTER) == 3  # which is worse than another's 5
     for command in (["verify", "ds"], ["verify", "ds", "--strict"], ["decrypt", "ds", "out"], ["cat", "ds", "b"]):
         assert run(*command, *KMS) == 3, command
     assert run("verify", "ds", "--max-failures", "0", *KMS) == 3
-    (folder / "ds" / "b.ags").unlink()
+    held.unlink()
     assert run("verify", "ds", *KMS) == 3
     data = (folder / "keystore").read_bytes()
     (folder / "keystore").write_bytes(flip(data, 8 * len(data) - 200))
@@ -126,7 +133,7 @@ def test_integrity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_is_not_green(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A scheduled check of a dataset that has no version any more, and a name that matches nothing, are no success."""
+    """A scheduled check of a dataset that has no log any more, and a name that matches nothing, are no success."""
     for command in (["verify"], ["rekey"], ["rm"], ["keys", "audit", "--event", "dek-leaked"], ["decrypt"]):
         first, *more = command
         arguments = ["out"] if first == "decrypt" else []
@@ -134,11 +141,11 @@ def test_nothing_is_not_green(folder: Path, capsys: pytest.CaptureFixture[str]) 
         code = run(first, *more[:1], "ds", *arguments, *more[1:], *pattern, *KMS)
         assert code == 5, command
         assert "tpyo" in capsys.readouterr().err, command
-    shutil.rmtree("ds/_ags/versions")
+    shutil.rmtree("ds/_ags/log")
     for command in (["verify"], ["verify", "--strict"], ["rekey"], ["decrypt"], ["cat"], ["ls"], ["rm"]):
         arguments = {"decrypt": ["out"], "cat": ["b"], "rm": ["b"]}.get(command[0], [])
         assert run(command[0], "ds", *arguments, *command[1:], *KMS) == 3, command
-        assert "version" in capsys.readouterr().err
+        assert "the log of the dataset at " in capsys.readouterr().err
     assert not (folder / "out").exists() or not any((folder / "out").iterdir())
 
 
@@ -217,19 +224,19 @@ def test_missing_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_files_that_no_version_knows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy("ds/b.ags", "ds/extra.ags")
+    shutil.copy(object_b(folder), "ds/extra.ags")
     assert run("verify", "ds", *KMS) == 0
     shown = capsys.readouterr()
     assert "ags-fast: warning: " in shown.err
     assert "ds: 1 file is in the dataset's folder that no version" in shown.err
     assert "skipped      1 (1 ExtraFile)" in shown.out
-    shutil.copy("ds/b.ags", "ds/another.ags")
+    shutil.copy(object_b(folder), "ds/another.ags")
     assert run("verify", "ds", "--strict", "--json", *KMS) == 1
     shown = capsys.readouterr()
     assert "2 files are in the dataset's folder" in shown.err
     result = json.loads(shown.out)
     assert (result["exit_code"], result["skipped_by"]) == (1, {"ExtraFile": 2})
-    (folder / "ds" / "b.ags").unlink()
+    object_b(folder).unlink()
     assert run("verify", "ds", "--strict", *KMS) == 3
 
 

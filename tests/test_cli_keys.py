@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support import python_env
 
-from ags_fast import Dataset, IntegrityError, PolicyError, cli, jobs
+from ags_fast import Dataset, IntegrityError, cli, jobs
 from ags_fast.cli.codes import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.keys import load_kms
 from ags_fast.keys.kms import local
@@ -143,7 +143,7 @@ def test_versions_that_must_stay(capsys: pytest.CaptureFixture[str], kms: dict[s
     local.create_key(other, "m")
     local.rotate_key(other, "m")
     with pytest.raises(IntegrityError):
-        jobs.destroy_versions(other, "m", [1], datasets="one")
+        jobs.destroy_versions(other, "m", [1], datasets={"one": None})
     assert local.destroy_versions(other, "m", [1], dry_run=True) == [1]  # which is still there
 
 
@@ -154,11 +154,17 @@ def test_versions_that_nothing_needs_are_destroyed(
     wrapped = load_kms(kms).wrap_key(b"a key", "m")
     assert cli.main(["keys", "rotate", "one", "--what", "mek", "--keystore", "keystore", *KEY]) == 0
     told = refused(capsys, EXIT_FAILED, *DESTROY, "--dataset", "one", "--dataset", "two")
-    assert "two at version 1, it opens 1 KEK" in told
+    assert "two at version 2" in told
+    assert "wraps 1 keys" in told
     assert "/one" not in told
     assert cli.main(["keys", "rotate", "two", "--what", "mek", "--keystore", "keystore", *KEY]) == 0
-    checked = (*DESTROY, "--dataset", "one", "--dataset", "two")
+    pins = [Dataset.open(one, kms=kms).pin for one in ("one", "two")]
+    checked = (*DESTROY, "--dataset", "one", "--pin", pins[0], "--dataset", "two")
     before = (here / "keystore").read_bytes()
+    for words in ((*DESTROY, "--pin", pins[0]), (*checked[:-2], "--pin", pins[0]), (*checked, "--dataset", "one")):
+        assert "--" in refused(capsys, EXIT_USAGE, *words)
+    told = refused(capsys, EXIT_INTEGRITY, *DESTROY, "--dataset", "one", "--dataset", "two", "--pin", pins[0])
+    assert "does not descend from the pin" in told
     assert as_json(capsys, *checked, "--dry-run")["destroyed"] == [1]
     assert (here / "keystore").read_bytes() == before
     capsys.readouterr()
@@ -174,17 +180,18 @@ def test_versions_that_nothing_needs_are_destroyed(
     assert "version 1 of the local key 'm' was destroyed" in capsys.readouterr().out
 
 
-def test_an_open_job_keeps_versions(kms: dict[str, str]) -> None:
-    """A job that may be running, in this process, knows keys as they were wrapped before."""
+def test_an_open_job_keeps_no_version(kms: dict[str, str]) -> None:
+    """A job that runs, in this process, knows keys as they were wrapped before. It wraps again."""
     jobs.rotate("one", kms=kms, what="mek").raise_for_failures()
     with Dataset.open("one", kms=kms).transaction() as changes:
         with changes.create("b") as file:
             file.write(b"b")
-        with pytest.raises(PolicyError, match="may be running"):
-            jobs.destroy_versions(kms, "m", [1], datasets="one", dry_run=True)
-    assert jobs.destroy_versions(kms, "m", [1], datasets="one")["destroyed"] == [1]
+        assert jobs.destroy_versions(kms, "m", [1], datasets={"one": None})["destroyed"] == [1]
+    assert Dataset.open("one", kms=kms).open_file("b").read() == b"b"
     with pytest.raises(ValueError, match="unchecked=True"):
         jobs.destroy_versions(kms, "m", [1])
+    with pytest.raises(TypeError, match="each with a pin"):
+        jobs.destroy_versions(kms, "m", [1], datasets=["one"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="local keystore"):
         jobs.destroy_versions({"encryption.kms-type": "aws"}, "m", [1], unchecked=True)
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import HERE, MASTER, add_tree, read_tree
+from datasets import HERE, MASTER, add_tree, read_tree, rows_of
 from support import flip, pattern
 
 from ags_fast import Dataset, cli
@@ -23,7 +23,7 @@ FIRST = {"2025/a.csv": pattern(1_000), "2025/x/b.csv": pattern(2_000), "2026/c.c
 
 @pytest.fixture
 def dataset(tmp_path: Path, kms: dict[str, str]) -> Path:
-    """Version 1: the first files. 2: one more. 3: one file less. 4: one rekeyed. 5: one moved, one written again."""
+    """Version 2: the first files. 3: one more. 4: one file less. 5: one rekeyed. 6: one moved, one written again."""
     dataset = tmp_path / "dataset"
     add_tree(dataset, kms, FIRST)
     add_tree(dataset, kms, {"2026/d.csv": pattern(20)})
@@ -53,29 +53,30 @@ def test_versions(dataset: Path, kms: dict[str, str]) -> None:
     handle = Dataset.open(dataset, kms=kms)
     versions = list(handle.versions())
     assert [(version.number, version.operation, version.files) for version in versions] == [
-        (5, "write", 4),
-        (4, "rekey", 4),
-        (3, "remove", 4),
-        (2, "encrypt", 5),
-        (1, "encrypt", 4),
+        (6, "write", 4),
+        (5, "rekey", 4),
+        (4, "remove", 4),
+        (3, "encrypt", 5),
+        (2, "encrypt", 4),
+        (1, "create", 0),
     ]
     assert versions[0].pin == handle.pin
-    assert [version.parent for version in versions] == [4, 3, 2, 1, None]
+    assert [version.parent for version in versions] == [5, 4, 3, 2, 1, None]
     Dataset.open(dataset, kms=kms, pin=versions[-1].pin)
 
 
 @pytest.mark.parametrize(
     ("since", "version", "expected"),
     [
-        (1, 2, {("added", "2026/d.csv")}),
-        (2, 3, {("removed", "2025/a.csv")}),
-        (3, 4, {("rekeyed", "2026/c.csv")}),
-        (4, 5, {("moved", "2025/y.csv"), ("changed", "2026/d.csv")}),
-        (5, 4, {("moved", "2025/x/b.csv"), ("changed", "2026/d.csv")}),
-        (5, 5, set()),
+        (2, 3, {("added", "2026/d.csv")}),
+        (3, 4, {("removed", "2025/a.csv")}),
+        (4, 5, {("rekeyed", "2026/c.csv")}),
+        (5, 6, {("moved", "2025/y.csv"), ("changed", "2026/d.csv")}),
+        (6, 5, {("moved", "2025/x/b.csv"), ("changed", "2026/d.csv")}),
+        (6, 6, set()),
         (
-            1,
-            5,
+            2,
+            6,
             {
                 ("added", "2026/d.csv"),
                 ("moved", "2025/y.csv"),
@@ -96,38 +97,38 @@ def test_changes(dataset: Path, kms: dict[str, str], since: int, version: int, e
 def test_a_rotation_changes_no_file(dataset: Path, kms: dict[str, str]) -> None:
     rotate(dataset, kms=kms, what="kek")
     handle = Dataset.open(dataset, kms=kms)
-    assert handle.changes(5) == []
-    with pytest.raises(FileNotFoundError, match="no version 9; it has 1 to 6"):
+    assert handle.changes(6) == []
+    with pytest.raises(FileNotFoundError, match="no version 9: the newest one is 7"):
         handle.changes(9)
 
 
 def test_log(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, dataset, kms, "log")
-    assert [version["number"] for version in found["versions"]] == [5, 4, 3, 2, 1]
+    assert [version["number"] for version in found["versions"]] == [6, 5, 4, 3, 2, 1]
     assert found["versions"][0]["pin"] == found["pin"]
     assert run(dataset, kms, "log", "--last", "2") == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in shown if line.startswith("version")] == [
-        "version 5  write",
-        "version 4  rekey",
+        "version 6  write",
+        "version 5  rekey",
     ]
     assert found["pin"] in shown[2]
     expire(dataset, kms=kms, keep=2, force=True).raise_for_failures()
-    assert [one["number"] for one in as_json(capsys, dataset, kms, "log")["versions"]] == [5, 4]
+    assert [one["number"] for one in as_json(capsys, dataset, kms, "log")["versions"]] == [7, 6, 5]
 
 
 def test_diff(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(dataset, kms, "diff", "1") == 0
+    assert run(dataset, kms, "diff", "2") == 0
     assert capsys.readouterr().out.splitlines() == [
         "removed   2025/a.csv  (1,000 bytes)",
         "moved     2025/x/b.csv -> 2025/y.csv  (2,000 bytes)",
         "rekeyed   2026/c.csv  (10 bytes)",
         "added     2026/d.csv  (30 bytes)",
-        "version 1 to 5: 1 added, 1 moved, 1 rekeyed, 1 removed",
+        "version 2 to 6: 1 added, 1 moved, 1 rekeyed, 1 removed",
     ]
-    assert run(dataset, kms, "diff", "4", "5") == 0
+    assert run(dataset, kms, "diff", "5", "6") == 0
     assert "changed   2026/d.csv  (20 -> 30 bytes)" in capsys.readouterr().out
-    found = as_json(capsys, dataset, kms, "diff", "1", "2")
+    found = as_json(capsys, dataset, kms, "diff", "2", "3")
     assert [(change["kind"], change["new"]["plain_length"]) for change in found["changes"]] == [("added", 20)]
     assert run(dataset, kms, "diff", "3", "3") == 0
     assert capsys.readouterr().out == "version 3 to 3: the same files\n"
@@ -135,9 +136,9 @@ def test_diff(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[
 
 
 def test_ls(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, dataset, kms, "ls", "2026/*", "--version", "2")
+    found = as_json(capsys, dataset, kms, "ls", "2026/*", "--version", "3")
     assert [(file["path"], file["plain_length"]) for file in found["files"]] == [("2026/c.csv", 10), ("2026/d.csv", 20)]
-    assert found["version"] == 2
+    assert found["version"] == 3
     assert run(dataset, kms, "ls", "-l") == 0
     heads, *lines = capsys.readouterr().out.splitlines()
     assert heads.split() == ["mode", "bytes", "encrypted", "changed", "(UTC)", "key", "path"]
@@ -149,38 +150,39 @@ def test_ls(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[st
 
 def test_stat(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, dataset, kms, "stat", "2026/c.csv")
-    assert (found["added_in"], found["plain_length"], found["file_length"]) == (4, 10, 46)
+    assert (found["added_in"], found["plain_length"], found["file_length"]) == (5, 10, 46)
     assert (found["wrapping_key_id"], found["master_version"]) == (MASTER, "1")
     assert run(dataset, kms, "stat", ODD) == 0
     assert r"path             odd \n\x1b[31m.csv" in capsys.readouterr().out.splitlines()
     assert run(dataset, kms, "stat", "2025/a.csv") == 5
-    assert run(dataset, kms, "stat", "2025/a.csv", "--version", "1") == 0
-    expire(dataset, kms=kms, force=True).raise_for_failures()
+    assert run(dataset, kms, "stat", "2025/a.csv", "--version", "2") == 0
+    expire(dataset, kms=kms, keep=1, force=True).raise_for_failures()
     capsys.readouterr()
     assert run(dataset, kms, "stat", "2026/c.csv") == 0
     assert "added in         an expired version, by job " in capsys.readouterr().out
 
 
 def test_du(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, dataset, kms, "du", "--depth", "2", "--version", "1")
+    found = as_json(capsys, dataset, kms, "du", "--depth", "2", "--version", "2")
     assert [(one["path"], one["files"], one["plain_length"]) for one in found["folders"]] == [
         ("", 4, 3_013),
         ("2025", 2, 3_000),
         ("2025/x", 1, 2_000),
         ("2026", 1, 10),
     ]
-    on_disk = sum(len(data) for path, data in read_tree(dataset).items() if path in {f"{name}.ags" for name in FIRST})
+    objects = {row.file for row in rows_of(dataset, kms, 2).values()}
+    on_disk = sum(len(data) for path, data in read_tree(dataset).items() if path in objects)
     assert found["folders"][0]["file_length"] == on_disk
     assert run(dataset, kms, "du") == 0
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["folder", ".", "2025/", "2026/"]
 
 
-@pytest.mark.parametrize("command", [["ls"], ["log"], ["diff", "1"], ["stat", ODD], ["du"]])
+@pytest.mark.parametrize("command", [["ls"], ["log"], ["diff", "2"], ["stat", ODD], ["du"]])
 def test_what_was_changed_is_refused(dataset: Path, kms: dict[str, str], command: list[str]) -> None:
-    versions = sorted((dataset / "_ags" / "versions").iterdir())
-    data = versions[-1].read_bytes()
-    versions[-1].write_bytes(flip(data, 8 * (len(data) - 30)))
+    entries = sorted((dataset / "_ags" / "log" / "0000000").iterdir())
+    data = entries[-1].read_bytes()
+    entries[-1].write_bytes(flip(data, 8 * (len(data) - 30)))
     assert run(dataset, kms, *command) == 3
-    for version in versions:
-        version.unlink()
+    for entry in entries:
+        entry.unlink()
     assert run(dataset, kms, *command) == 3

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ pytest.importorskip("pyarrow")
 from datasets import HERE, decrypted, read_tree, write_tree
 
 from ags_fast import cli, jobs
-from ags_fast.cli.codes import EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.cli.codes import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.cli.kms import kms_options
-from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.access import Access
 from ags_fast.keys import clear_cache, load_kms
 from ags_fast.keys.kms import local
 
@@ -88,23 +89,25 @@ def test_a_life_of_rotations(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert "stays" in told
     assert "current version" in told
     done = json_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--grace", "3")
-    assert (done["operation"], done["what"], done["version"], done["exit_code"]) == ("rotate", "kek", 2, 0)
-    assert sorted(row["format"] for row in done["rows"]) == ["key", "manifest"]
+    assert (done["operation"], done["what"], done["version"], done["exit_code"]) == ("rotate", "kek", 4, 0)
+    assert sorted(row["format"] for row in done["rows"]) == ["key", "table"]
     keys = json_of(capsys, "keys", "status", "ds")["keys"]
     assert [key["state"] for key in keys] == ["retired", "active"]
     assert 2.9 < (keys[0]["retires_ms"] - keys[1]["created_ms"]) / 86_400_000 < 3.1
-    told = text_of(capsys, "keys", "expire", "ds", "--older-than", "1")
-    assert "version 1 needs it" in told
-    assert "removed" not in told.replace("old key document", "").split("stays")[1]
-    told = text_of(capsys, "keys", "expire", "ds")
-    assert "1 version removed" in told
-    assert "1 manifest removed" in told
+    told = text_of(capsys, "keys", "expire", "ds", "--keep", "1", "--older-than", "1")
+    assert "version 3 needs it, and 2 more do" in told
+    assert "removed" not in told
+    assert run("keys", "expire", "ds") == EXIT_USAGE
+    assert "keeps all versions: pass --keep 1 or a greater number" in capsys.readouterr().err
+    told = text_of(capsys, "keys", "expire", "ds", "--keep", "1")
+    assert "3 versions removed" in told
+    assert "1 table removed" in told
     assert "its grace is over in 3.0 days" in told
-    told = text_of(capsys, "keys", "expire", "ds", "--force")
+    told = text_of(capsys, "keys", "expire", "ds", "--keep", "1", "--skip-grace")
     assert "1 KEK removed" in told
-    assert "nothing to do" in text_of(capsys, "keys", "expire", "ds")
+    assert "nothing to do" in text_of(capsys, "keys", "expire", "ds", "--keep", "1")
     done = json_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--force-expire", "--wrapping-key-id", "hr")
-    assert {row["format"] for row in done["expired"]["rows"]} == {"version", "manifest", "key", "keys"}
+    assert {row["format"] for row in done["expired"]["rows"]} == {"version", "table", "key"}
     assert "Next" not in text_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--force-expire")
     clear_cache()
     assert decrypted("ds", properties()) == TREE
@@ -151,10 +154,10 @@ def test_single_wrap_and_what_is_said_of_it(folder: Path, capsys: pytest.Capture
     assert "double wrap" in told
     new_version()
     told = text_of(capsys, "keys", "audit", "ds", "--event", "planned")
-    assert "3 data keys of the dataset's version 1" in told
-    assert "5 unwrap, 3 wrap" in told
+    assert "3 data keys of the dataset's version 2" in told
+    assert "7 unwrap, 4 wrap" in told  # the KEK of documents is wrapped again, too
     assert run("keys", "rotate", "ds", "--what", "kek", "--concurrency", "2") == 0
-    assert "1 manifest done" in text_of(capsys, "keys", "rotate", "ds", "--what", "double-wrap")
+    assert "1 table done" in text_of(capsys, "keys", "rotate", "ds", "--what", "double-wrap")
     clear_cache()
     assert decrypted("ds", properties()) == TREE
 
@@ -200,7 +203,7 @@ def test_audit_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encrypted()
-    assert json_of(capsys, "keys", "policy", "ds")["policy"] == jobs.Policy().to_json()
+    assert json_of(capsys, "keys", "policy", "ds")["policy"] == asdict(jobs.Policy())
     told = text_of(
         capsys,
         "keys",
@@ -217,27 +220,83 @@ def test_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert "files:2" in told
     assert "the newest 1, and those younger than 9 days" in told
-    assert (
-        json_of(capsys, "keys", "policy", "ds")["policy"] == jobs.Policy("files:2", 30, keep=1, keep_days=9).to_json()
-    )
+    assert json_of(capsys, "keys", "policy", "ds")["policy"] == asdict(jobs.Policy("files:2", 30, keep=1, keep_days=9))
     assert json_of(capsys, "inspect", "ds")["versions"][-1]["operation"] == "policy"
     (folder / "src" / "z").write_bytes(b"z")
     encrypted("--kek-scope", "day")  # and the rest of it stays
     changed = json_of(capsys, "keys", "policy", "ds")["policy"]
-    assert changed == jobs.Policy("day", 30, keep=1, keep_days=9).to_json()
+    assert changed == asdict(jobs.Policy("day", 30, keep=1, keep_days=9))
     assert json_of(capsys, "keys", "policy", "ds", "--keep-days", "0")["policy"]["keep_days"] is None
     assert json_of(capsys, "keys", "policy", "ds", "--keep", "all")["policy"]["keep"] is None
     assert "all versions" in text_of(capsys, "keys", "policy", "ds")
     number = json_of(capsys, "inspect", "ds")["versions"][-1]["number"]
+    assert json_of(capsys, "keys", "policy", "ds")["expires"] == []
+    found = json_of(capsys, "keys", "policy", "ds", "--keep", "1")
+    first = json_of(capsys, "inspect", "ds")["versions"][0]["number"]
+    assert found["expires"] == [*range(first, number + 2)]
+    assert f"expires versions {first}-{number + 1}" in text_of(capsys, "keys", "policy", "ds")
+    number += 1
     assert run("keys", "policy", "ds", "--kek-scope", "moon") == EXIT_USAGE
     assert json_of(capsys, "inspect", "ds")["versions"][-1]["number"] == number
+
+
+def test_what_the_policy_keeps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who asks to expire more is told, and can."""
+    encrypted()
+    assert run("rekey", "ds", "--quiet") == 0
+    assert run("keys", "policy", "ds", "--keep", "2") == 0
+    told = text_of(capsys, "keys", "expire", "ds")
+    assert "1 version removed" in told
+    assert run("keys", "expire", "ds", "--keep", "1") == EXIT_FAILED
+    said = capsys.readouterr().err
+    assert "keeps versions 2 and newer ones" in said
+    assert "--force" in said
+    assert "1 version removed" in text_of(capsys, "keys", "expire", "ds", "--keep", "1", "--force")
+    clear_cache()
+    assert decrypted("ds", properties()) == TREE
+
+
+def test_retired_keks_may_stay_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encrypted()
+    new_version()
+    assert run("keys", "rotate", "ds", "--no-also-retired") == 0
+    assert [key["master_version"] for key in json_of(capsys, "keys", "status", "ds")["keys"]] == ["1", "2"]
+    assert run("keys", "rotate", "ds") == 0
+    assert {key["master_version"] for key in json_of(capsys, "keys", "status", "ds")["keys"]} == {"2"}
+
+
+def test_upkeep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encrypted()
+    assert run("rekey", "ds", "--quiet") == 0
+    assert run("keys", "policy", "ds", "--kek-lifetime", "0", "--keep", "1") == 0
+    before = read_tree(folder / "ds")
+    planned = json_of(capsys, "maintain", "ds", "--dry-run", "--verify", "1")
+    assert read_tree(folder / "ds") == before
+    assert {row["status"] for row in planned["rows"]} == {"planned"}
+    done = json_of(capsys, "maintain", "ds", "--verify", "1")
+    assert {row["format"] for row in done["rows"]} >= {"key", "table", "version", "file", "ags1"}
+    assert (done["operation"], done["failed"], done["exit_code"]) == ("maintain", 0, 0)
+    assert text_of(capsys, "maintain", "ds", "--quiet") == ""
+    assert cli.main(["encrypt", "src", "second", *KMS, "--wrapping-key-id", "m", "--quiet"]) == 0
+    assert run("maintain", "ds", "nothing", "second", "--verify", "1", "--json") == EXIT_NOT_FOUND
+    lines = capsys.readouterr()
+    assert ["version" in json.loads(line) for line in lines.out.splitlines()] == [True, False, True]
+    with pytest.raises(SystemExit, match="2"):
+        run("maintain", "ds", "second", "--pin", done["pin"])
+    assert run("maintain", "ds", "--verify", "2") == EXIT_USAGE
+    file = next(path for path in (folder / "ds" / "x").iterdir() if path.name.startswith("a."))
+    file.write_bytes(bytes(len(file.read_bytes())))
+    assert json_of(capsys, "maintain", "ds", "--verify", "1", code=EXIT_INTEGRITY)["failed"] == 1
+    clear_cache()
+    assert cli.main(["keys", "disable", "keystore", "m", "--key-file", "key"]) == 0
+    assert run("maintain", "ds") == EXIT_KEY_ACCESS
 
 
 def test_key_store_elsewhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--key-store", str(folder / "keys")]
     encrypted(*place)
-    assert not (folder / "ds" / "_ags" / "keys").exists()
-    assert run("ls", "ds") == 3  # versions without keys
+    assert run("ls", "ds") == EXIT_KEY_ACCESS
+    assert "pass key_store=" in capsys.readouterr().err
     assert run("rekey", "ds", "--quiet", *place) == 0
     assert run("keys", "rotate", "ds", "--what", "kek", "--force-expire", "--quiet", *place) == 0
     for command in (
@@ -287,20 +346,20 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert read_tree(folder / "ds") == before
     clear_cache()
     assert cli.main(["keys", "disable", "keystore", "m", "--key-file", "key"]) == 0
-    for words in (["status"], ["audit"], ["expire"], ["rotate", "--what", "mek"], ["policy"]):
+    for words in (["status"], ["audit"], ["expire", "--keep", "1"], ["rotate", "--what", "mek"], ["policy"]):
         assert run("keys", words[0], "ds", *words[1:]) == EXIT_KEY_ACCESS, words
     assert cli.main(["keys", "enable", "keystore", "m", "--key-file", "key"]) == 0
-    manifest = next((folder / "ds" / "_ags" / "manifests").iterdir())
-    data = bytearray(manifest.read_bytes())
+    table = next((folder / "ds" / "_ags" / "tables").iterdir())
+    data = bytearray(table.read_bytes())
     data[100] ^= 1
-    manifest.write_bytes(data)
+    table.write_bytes(data)
     capsys.readouterr()
     assert run("keys", "rotate", "ds", "--what", "kek") == EXIT_INTEGRITY
     told = capsys.readouterr().out
     assert "failed" in told
     assert "--resume" in told
     data[100] ^= 1
-    manifest.write_bytes(data)
+    table.write_bytes(data)
     assert run("keys", "rotate", "ds", "--resume") == 0  # kek is the default
     assert decrypted("ds", properties()) == TREE
 
@@ -333,8 +392,7 @@ def test_the_commands_of_the_documentation(folder: Path, capsys: pytest.CaptureF
 
 
 def entries_of(dataset: str, kms: dict[str, str]) -> list[Any]:
-    opened = Ledger.open(dataset, load_kms(kms))
-    return list(opened.entries(opened.current()))
+    return list(Access.of(dataset, kms).open().files())
 
 
 def test_options_say_what_they_were_made_of() -> None:

@@ -1,19 +1,17 @@
-"""docs/dataset-format.md, read by somebody who has only that page, cryptography, pyarrow and a KMS to unwrap with."""
+"""docs/dataset-format.md, read by somebody who has only that page, cryptography, msgspec and a KMS to unwrap with."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
-from datasets import HERE, MASTER, make_kms
+from datasets import HERE, MASTER, make_kms, write_tree
+from second_reader import SecondReader
 from support import pattern
 
-pytest.importorskip("pyarrow")
-from second_reader import SecondReader
-
 from ags_fast import jobs
-from ags_fast.dataset.ledger import Ledger
 from ags_fast.keys.kms import load_kms, local
 
 
@@ -58,15 +56,31 @@ def test_second_reader_of_a_history(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "a").write_bytes(b"a")
     dataset = tmp_path / "dataset"
-    pins = [jobs.encrypt_files(tmp_path / "src", dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE).pin]
-    for _ in range(42):
-        jobs.set_policy(dataset, jobs.Policy(), kms=kms)
-    opened = Ledger.open(dataset, load_kms(kms))
-    for _ in range(42):
-        opened.keyring.add_uses({opened.keyring.main_key().key_id: 1})
-    jobs.set_policy(dataset, jobs.Policy(), kms=kms)
-    pins.append(jobs.verify_files(dataset, kms=kms, engine=HERE).pin)
-    digests = SecondReader(dataset, load_kms(kms)).check_history()
-    assert len(digests) == 44
-    assert pins == [f"1-{digests[1]}", f"44-{digests[44]}"]
-    assert [len(list((dataset / f"_ags/{folder}chain").iterdir())) for folder in ("", "keys/")] == [1, 1]
+    first = jobs.encrypt_files(tmp_path / "src", dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE)
+    for _ in range(80):
+        last = jobs.rotate(dataset, kms=kms, what="kek", engine=HERE, progress=False)
+    reader = SecondReader(dataset, load_kms(kms))
+    digests = reader.digests()
+    assert digests.keys() == set(range(1, 83))
+    assert [first.pin, last.pin] == [f"2-{digests[2]}", f"82-{digests[82]}"]
+    assert reader.files() == {"a": b"a"}
+    there = {int(path.name): path.read_bytes() for path in (dataset / "_ags/log").glob("*/*")}
+    assert {number: hashlib.sha256(data).hexdigest() for number, data in there.items()} == digests
+
+
+def test_second_reader_of_many_keks(tmp_path: Path) -> None:
+    """They are in tables, and so is how often each wraps."""
+    kms = make_kms(tmp_path)
+    dataset = tmp_path / "dataset"
+    plain = {f"{n:03}/file": b"%d" % n for n in range(100)}
+    write_tree(tmp_path / "src", plain)
+    jobs.encrypt_files(
+        tmp_path / "src", dataset, kms=kms, wrapping_key_id=MASTER, engine=HERE, policy=jobs.Policy("partition")
+    ).raise_for_failures()
+    jobs.remove_files(dataset, "000/file", kms=kms).raise_for_failures()
+    jobs.expire(dataset, kms=kms, keep=1, skip_grace=True).raise_for_failures()
+    reader = SecondReader(dataset, load_kms(kms))
+    assert reader.head["key_tables"]
+    assert reader.head["files"][0]["keys"] is None
+    assert len(reader.keys) == 100
+    assert reader.files() == {path: data for path, data in plain.items() if path != "000/file"}

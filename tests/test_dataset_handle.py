@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import programs.jobs
 import pytest
-from datasets import HERE, MASTER, decrypted, make_kms, write_tree
+from datasets import HERE, MASTER, decrypted, make_kms, object_of, rows_of, write_tree
 from support import pattern, program, run_python
 
 from ags_fast import Dataset, IntegrityError, PolicyError
-from ags_fast.dataset.cache import TableCache
-from ags_fast.errors import ConcurrentChangeError
+from ags_fast.dataset.names import entry_path
+from ags_fast.errors import ExpiredError
 from ags_fast.fs import Store
 from ags_fast.jobs import Policy, encrypt_files, expire, remove_files
 from ags_fast.keys.cache import clear_cache
@@ -56,15 +56,15 @@ def read(dataset: Dataset) -> dict[str, bytes]:
         with dataset.open_file(file.path) as opened:
             found[file.path] = opened.read()
         assert len(found[file.path]) == file.plain_length
-        assert os.path.getsize(os.path.join(dataset.url, f"{file.path}.ags")) == file.file_length
+        assert os.path.getsize(file.url) == file.file_length
     return found
 
 
 def test_what_it_shows(url: Path, kms: dict[str, str]) -> None:
     dataset = Dataset.open(url, kms=kms)
-    assert (dataset.url, dataset.version) == (str(url), 1)
+    assert (dataset.url, dataset.version) == (str(url), 2)
     assert dataset.pin is not None
-    assert dataset.pin.startswith("1-")
+    assert dataset.pin.startswith("2-")
     assert read(dataset) == TREE
     (file,) = dataset.files("day=2/11*")
     assert (file.path, file.format, file.plain_length) == ("day=2/11.csv", "ags1", 311)
@@ -76,32 +76,32 @@ def test_what_it_shows(url: Path, kms: dict[str, str]) -> None:
     dataset.copy_file("day=0/3.csv", target)
     assert target.getvalue() == TREE["day=0/3.csv"]
     assert list(dataset.files("nothing*")) == []
-    with pytest.raises(FileNotFoundError, match="version 1 has no 'nothing'"):
+    with pytest.raises(FileNotFoundError, match="version 2 has no 'nothing'"):
         dataset.open_file("nothing")
     with pytest.raises(ValueError, match="missing"):
         dataset.open_file("empty", missing="drop")
     assert kms["kms.local.path"] not in repr(dataset)
-    assert "version 1" in repr(dataset)
+    assert "version 2" in repr(dataset)
 
 
 def test_it_is_a_snapshot(url: Path, kms: dict[str, str], tmp_path: Path) -> None:
-    dataset, fixed = Dataset.open(url, kms=kms), Dataset.open(url, kms=kms, version=1)
+    dataset, fixed = Dataset.open(url, kms=kms), Dataset.open(url, kms=kms, version=2)
     encrypt(tmp_path, kms, {"empty": b"full", "more": b"more"}, overwrite=True)
-    newest = Dataset.open(url, kms=kms, min_version=2, pin=dataset.pin)
-    assert (dataset.version, fixed.version, newest.version) == (1, 1, 2)
+    newest = Dataset.open(url, kms=kms, min_version=3, pin=dataset.pin)
+    assert (dataset.version, fixed.version, newest.version) == (2, 2, 3)
     assert read(dataset) == TREE
     assert dataset.refresh()
     assert not dataset.refresh()
     assert not fixed.refresh()
-    assert (dataset.version, fixed.version, dataset.pin) == (2, 1, newest.pin)
+    assert (dataset.version, fixed.version, dataset.pin) == (3, 2, newest.pin)
     with dataset.open_file("empty") as new, fixed.open_file("empty") as old:
         assert (new.read(), old.read()) == (b"full", b"")
-    expire(url, kms=kms, force=True)
-    with pytest.raises(ConcurrentChangeError, match="version 1 was expired"):
+    expire(url, kms=kms, keep=1)
+    with pytest.raises(ExpiredError, match="version 2 was expired"):
         fixed.open_file("empty")
     remove_files(url, "empty", kms=kms)
-    expire(url, kms=kms, force=True)
-    with pytest.raises(ConcurrentChangeError, match=r"refresh\(\)"):
+    expire(url, kms=kms, keep=1)
+    with pytest.raises(ExpiredError, match="read the dataset again"):
         dataset.open_file("empty")
     assert dataset.refresh()
     with pytest.raises(FileNotFoundError):
@@ -114,12 +114,12 @@ def test_what_is_refused(url: Path, kms: dict[str, str], tmp_path: Path) -> None
     with pytest.raises(FileNotFoundError, match="no version 7"):
         Dataset.open(url, kms=kms, version=7)
     with pytest.raises(PolicyError):
-        Dataset.open(url, kms=kms, min_version=2)
+        Dataset.open(url, kms=kms, min_version=3)
     with pytest.raises(ValueError, match="pin"):
         Dataset.open(url, kms=kms, pin="1")
     with pytest.raises(IntegrityError, match="pin"):
         Dataset.open(url, kms=kms, pin=f"1-{'0' * 64}")
-    os.unlink(url / "empty.ags")
+    os.unlink(object_of(url, kms, "empty"))
     with pytest.raises(IntegrityError, match="missing"):
         Dataset.open(url, kms=kms).open_file("empty")
 
@@ -166,6 +166,9 @@ class Reads:
 
         return call
 
+    def tables(self) -> int:
+        return sum(n for path, n in self.paths.items() if "tables/" in path)
+
 
 @pytest.mark.parametrize("threads", [1, 8])
 def test_calls_and_reads(tmp_path: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
@@ -188,21 +191,23 @@ def test_calls_and_reads(tmp_path: Path, kms: dict[str, str], monkeypatch: pytes
             list(pool.map(one, paths))
     assert sum(calls.values()) <= 1
     assert calls.keys() <= {("local", "unwrap")}
-    manifests = {path: n for path, n in reads.paths.items() if "manifests/" in path}
-    assert 1 <= len(manifests) <= 4
-    assert set(manifests.values()) == {1}
-    assert reads.paths - before == Counter(f"open_seekable {path}.ags" for path in paths)
+    assert reads.tables() == 1
+    asked = reads.paths - before
+    objects = [row.file for row in rows_of(tmp_path / "dataset", kms).values()]
+    assert asked == Counter(f"open_seekable {path}" for path in objects)
 
 
 def test_memory_is_bounded(tmp_path: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for commit in range(3):
         encrypt(tmp_path, kms, {f"{commit}/{n}": b"%d" % n for n in range(5)})
-    cache = TableCache(1)
-    monkeypatch.setattr("ags_fast.dataset.dataset.TableCache", lambda: cache)
-    dataset = Dataset.open(tmp_path / "dataset", kms=kms)
-    for _ in range(2):
-        assert read(dataset)["2/4"] == b"4"
-    assert cache.held_nbytes == 0
+    reads = Reads(monkeypatch)
+    for rows, expected in ((20, 2), (0, 6)):
+        monkeypatch.setattr("ags_fast.dataset.tables.CACHED", rows)
+        dataset = Dataset.open(tmp_path / "dataset", kms=kms)
+        before = reads.tables()
+        for _ in range(3):
+            assert len(list(dataset.files())) == 15
+        assert reads.tables() - before == expected
 
 
 def test_it_travels_without_a_key(url: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -213,16 +218,16 @@ def test_it_travels_without_a_key(url: Path, kms: dict[str, str], tmp_path: Path
     assert len(data) < 2000
     encrypt(tmp_path, kms, {"more": b"more"})
     copy = pickle.loads(data)
-    assert (copy.version, copy.pin) == (1, dataset.pin)
+    assert (copy.version, copy.pin) == (2, dataset.pin)
     assert read(copy) == TREE
     assert copy.refresh()
-    assert copy.version == 2
+    assert copy.version == 3
     (tmp_path / "handle").write_bytes(data)
     said = run_python(program(programs.jobs.read_handle, tmp_path / "handle", "day=0/3.csv"))
-    assert said.split() == ["1", TREE["day=0/3.csv"].hex()]
-    fixed = pickle.loads(pickle.dumps(Dataset.open(url, kms=kms, version=1)))
+    assert said.split() == ["2", TREE["day=0/3.csv"].hex()]
+    fixed = pickle.loads(pickle.dumps(Dataset.open(url, kms=kms, version=2)))
     assert not fixed.refresh()
-    assert fixed.version == 1
+    assert fixed.version == 2
 
 
 def test_another_version_in_its_place(url: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -230,8 +235,7 @@ def test_another_version_in_its_place(url: Path, kms: dict[str, str], tmp_path: 
     other = tmp_path / "other"
     other.mkdir()
     encrypt(tmp_path, kms, {"more": b"more"})
-    versions = url / "_ags" / "versions"
-    os.replace(versions / "00000002.json", versions / "00000001.json")
+    os.replace(url / entry_path(3), url / entry_path(2))
     with pytest.raises(IntegrityError):
         _ = pickle.loads(data).version
 

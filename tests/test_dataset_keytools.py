@@ -21,12 +21,13 @@ from second_reader import SecondReader
 from spark_jobs import spark_env
 from support import flip, program, run_python
 
-from ags_fast import AgsReader, IntegrityError, cli
+from ags_fast import IntegrityError, cli
 from ags_fast._core import Key  # noqa: PLC2701 the cipher itself
+from ags_fast.dataset import sealed as documents
+from ags_fast.dataset.access import Access
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.parquet import parquet_keys
-from ags_fast.dataset.ledger import Ledger
 from ags_fast.fs import Store
 from ags_fast.jobs import (
     LocalEngine,
@@ -40,8 +41,8 @@ from ags_fast.jobs import (
     rotate,
     verify_files,
 )
-from ags_fast.keys import clear_cache, new_kek, seal_document
-from ags_fast.keys.envelope import Envelope, binding
+from ags_fast.keys import clear_cache, new_kek
+from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kms import Wrapped, load_kms, local
 from ags_fast.parquet import keytools
 from ags_fast.parquet.opened import Opened
@@ -51,12 +52,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.dataset.tables import TableRef
+    from ags_fast.dataset.snapshot import Snapshot
     from ags_fast.jobs import JobResult
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pe = pytest.importorskip("pyarrow.parquet.encryption")
+msgspec = pytest.importorskip("msgspec")
 
 COLUMNS = {"text": "hr", "number": "finance"}
 PATHS = ("year=2024/part-0.parquet", "year=2025/part-0.parquet", "year=2026/part-1.parquet")
@@ -101,12 +103,11 @@ def with_pyarrow(path: str, kms: Mapping[str, str], columns: list[str] | None = 
 
 
 def entries_of(dataset: Path, kms: Any) -> dict[str, FileEntry]:
-    opened = Ledger.open(dataset, load_kms(kms))
-    return {entry.path: entry for entry in opened.entries(opened.current())}
+    return {entry.path: entry for entry in Access.of(dataset, kms).open().files()}
 
 
 def check_all_read(src: Path, dataset: Path, kms: dict[str, str], out: Path) -> None:
-    """pyarrow by the key material, and ags_fast by the manifests, read what the source has."""
+    """pyarrow by the key material, and ags_fast by the tables, read what the source has."""
     clear_cache()
     for file in Dataset.open(dataset, kms=kms).files():
         assert file.key_material == "keytools"
@@ -163,10 +164,11 @@ def test_a_group_of_columns(dataset: Path, kms: dict[str, str], tmp_path: Path) 
 
 
 def test_what_files_store(sealed: Path, kms: dict[str, str]) -> None:
-    """The KMS itself wraps the keys that the manifest has, and the AAD prefix is the manifest's."""
-    opened = Ledger.open(sealed, load_kms(kms))
+    """The KMS itself wraps the keys that the table has, and the AAD prefix is the table's."""
+    opened = Access.of(sealed, kms).open()
+    dataset_id = opened.entry.dataset_id
     for entry in entries_of(sealed, kms).values():
-        deks = [opened.envelope.unwrap(*wrap) for wrap in entry.wraps(opened.id)]
+        deks = [opened.envelope.unwrap(*wrap) for wrap in entry.wraps(dataset_id)]
         with Opened(Store(sealed).open_seekable(entry.file), Reading(parquet_keys(contents_of(opened), entry))) as file:
             assert file.crypto is not None
             assert file.crypto.stored == entry.aad_prefix
@@ -175,34 +177,31 @@ def test_what_files_store(sealed: Path, kms: dict[str, str]) -> None:
         assert list(by_master) == [MASTER, "finance", "hr"]
         assert [keytools.resolve(one, kms) for one in by_master.values()] == [deks[0], deks[2], deks[1]]
         found = json.loads(by_master[MASTER])
-        assert (found["datasetID"], found["doubleWrapping"], found["isFooterKey"]) == (opened.id, False, True)
+        assert (found["datasetID"], found["doubleWrapping"], found["isFooterKey"]) == (dataset_id, False, True)
         assert len({entry.wrapped_dek, *(one["wrapped_dek"] for one in entry.key_material or ())}) == 4
 
 
-def contents_of(opened: Ledger) -> Contents:
-    return Contents(opened.id, opened.store, opened.envelope)
+def contents_of(opened: Snapshot) -> Contents:
+    return Contents(opened.entry.dataset_id, opened.log.store, opened.envelope)
 
 
 def test_a_second_reader(sealed: Path, kms: dict[str, str]) -> None:
     """What docs/dataset-format.md says of key material."""
     client = load_kms(kms)
     reader = SecondReader(sealed, client)
-    version = reader.document(reader.newest("_ags/versions"))
-    for ref in reader.manifests(version):
-        assert ref["key_material"] is True
+    for ref in reader.head["files"]:
+        assert ref["material"] is True
         for row in reader.table(ref):
-            found = {one["column"]: one for one in row["key_material"]}
+            found = {column: (master, wrapped) for column, master, _, wrapped in row["key_material"]}
             use = reader.binding(b"dek", row["file"])
             wraps = {"": (row["key_id"], row["wrapped_dek"], use)}
-            for key in row["column_keys"]:
-                bound = reader.binding(b"column:" + key["column"].encode(), row["file"])
-                wraps[key["column"]] = key["key_id"], key["wrapped_dek"], bound
+            for column, key_id, wrapped in row["column_keys"]:
+                bound = reader.binding(b"column:" + column.encode(), row["file"])
+                wraps[column] = key_id, wrapped, bound
             for column, (key_id, wrapped, bound) in wraps.items():
-                one = found.pop(column)
-                assert one["wrapping_key_id"] == reader.keys[key_id]["encrypted-by-id"]
-                assert client.unwrap_key(one["wrapped_dek"], one["wrapping_key_id"]) == reader.unwrap(
-                    key_id, wrapped, bound
-                )
+                master, by_master = found.pop(column)
+                assert master == reader.keys[key_id]["wrapping_key_id"]
+                assert client.unwrap_key(by_master, master) == reader.unwrap(key_id, wrapped, bound)
             assert found == {}
 
 
@@ -218,33 +217,14 @@ def test_without_a_master_key(sealed: Path, kms: dict[str, str], tmp_path: Path)
 
 
 def test_material_is_only_where_it_is_wanted(tables: Path, dataset: Path, kms: dict[str, str]) -> None:
-    """Files without it are as they always were; so are their manifests, which others may read."""
+    """Files without it are as they always were; so are their tables, which others may read."""
     encrypt(tables, dataset, kms, key_material=None)
-    opened = Ledger.open(dataset, load_kms(kms))
-    head = opened.current()
-    assert head is not None
-    for ref in head.manifests:
-        assert "key_material" not in ref.to_json()
-        assert not ref.key_material
-        plain = _stored_columns(opened, ref)
-        assert "key_material" not in plain
-        assert "mtime_ns" in plain
+    assert not any(table.material for table in Access.of(dataset, kms).open().entry.files)
+    assert all(row.key_material is None for row in entries_of(dataset, kms).values())
     for file in Dataset.open(dataset, kms=kms).files():
         assert file.key_material is None
         with pytest.raises(OSError, match="AAD prefix"):
             with_pyarrow(file.url, kms)
-
-
-def _stored_columns(opened: Ledger, ref: TableRef) -> list[str]:
-    dek = opened.envelope.unwrap(ref.key_id, ref.wrapped_key, binding(opened.id, "dek", ref.path))
-    with AgsReader(
-        opened.store.open_seekable(ref.path), dek, length=ref.length, aad_prefix=binding(opened.id, "table", ref.path)
-    ) as reader:
-        table = reader.read()
-    end = 8 + int.from_bytes(table[:8], "little")
-    _, packed, length, _ = json.loads(table[8:end])["pages"][0]
-    plain = pa.Codec("zstd").decompress(table[end : end + packed], length)
-    return list(pa.ipc.open_stream(plain).schema.names)
 
 
 def test_a_transaction(tables: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
@@ -286,7 +266,7 @@ def test_a_job_that_died_is_resumed(
 def _die(monkeypatch: pytest.MonkeyPatch, job: Callable[[], object]) -> None:
     """Run a job that ends between its files and their commit."""
     with monkeypatch.context() as patch:
-        patch.setattr("ags_fast.jobs.encryption.commit_files", lambda *args: 1 / 0)
+        patch.setattr("ags_fast.jobs.encryption.commit_files", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job()
 
@@ -327,7 +307,7 @@ def test_rotations_keep_it_and_rekey_renews_it(tables: Path, sealed: Path, kms: 
     rekey_files(sealed, kms=kms, dek_length=24, **QUIET).raise_for_failures()
     assert Counter(materials_of(sealed, kms).values()) == {(MASTER, "2"): 3, ("hr", "1"): 3, ("finance", "1"): 3}
     assert not [row for row in rotate(sealed, kms=kms, what="mek", **QUIET).rows if row.error_class == "KeyMaterial"]
-    expire(sealed, kms=kms, force=True)
+    expire(sealed, kms=kms, keep=1, skip_grace=True)
     check_all_read(tables, sealed, kms, tmp_path / "out")
     assert leftovers(sealed, kms) == []
 
@@ -349,13 +329,11 @@ def test_given_and_taken_away(tables: Path, dataset: Path, kms: dict[str, str], 
     check_all_read(tables, dataset, kms, tmp_path / "out")
     rekey_files(dataset, kms=kms, key_material="none", **QUIET).raise_for_failures()
     assert materials_of(dataset, kms) == {}
-    head = Ledger.open(dataset, load_kms(kms)).current()
-    assert head is not None
-    assert not any(ref.key_material for ref in head.manifests)
+    assert not any(table.material for table in Access.of(dataset, kms).open().entry.files)
 
 
 def test_merged_with_files_without_it(tables: Path, dataset: Path, kms: dict[str, str]) -> None:
-    """Manifests that are merged, compacted and rewritten lose nothing, and tell whether they hold key material."""
+    """Tables that are merged, compacted and rewritten lose nothing, and tell whether they hold key material."""
     encrypt(tables, dataset, kms, include="year=2024")
     before = materials_of(dataset, kms)
     encrypt(tables, dataset, kms, include="year=2025", key_material=None)
@@ -367,9 +345,7 @@ def test_merged_with_files_without_it(tables: Path, dataset: Path, kms: dict[str
         lambda: rekey_files(dataset, kms=kms, paths=PATHS[2], key_material="keytools", **QUIET),  # no Parquet file
     ):
         assert materials_of(dataset, kms) == before != {}
-        head = Ledger.open(dataset, load_kms(kms)).current()
-        assert head is not None
-        assert any(ref.key_material for ref in head.manifests)
+        assert any(table.material for table in Access.of(dataset, kms).open().entry.files)
         change()
     assert materials_of(dataset, kms) == before
     rekey_files(dataset, kms=kms, paths=PATHS[0], **QUIET).raise_for_failures()
@@ -378,8 +354,8 @@ def test_merged_with_files_without_it(tables: Path, dataset: Path, kms: dict[str
 
 def test_a_leaked_kek_opens_nothing_by_it(sealed: Path, kms: dict[str, str]) -> None:
     """So a rotation of the KEK is worth what it is worth in any dataset: no file has a wrap of the old one."""
-    opened = Ledger.open(sealed, load_kms(kms))
-    (kek,) = (key for key in opened.keys.list() if key.wrapping_key_id == MASTER)
+    head = Access.of(sealed, kms).open().entry
+    (kek,) = (key for key in head.keys.values() if key.wrapping_key_id == MASTER)
     rotate(sealed, kms=kms, what="kek", force_expire=True, **QUIET)
     assert kek.wrapped is not None
     leaked = load_kms(kms).unwrap_key(kek.wrapped, MASTER)
@@ -387,7 +363,7 @@ def test_a_leaked_kek_opens_nothing_by_it(sealed: Path, kms: dict[str, str]) -> 
         stored = [one["wrapped_dek"] for one in entry.key_material or ()]
         stored += [base64.b64decode(base64.b64encode(one)) for one in stored]
         for wrapped in stored:
-            for bound in (b"", *(bound for *_, bound in entry.wraps(opened.id))):
+            for bound in (b"", *(bound for *_, bound in entry.wraps(head.dataset_id))):
                 with pytest.raises(IntegrityError):
                     Key(leaked).open(wrapped[:12], wrapped[12:], bound)
 
@@ -410,17 +386,17 @@ def test_audit_counts_it(tables: Path, sealed: Path, kms: dict[str, str]) -> Non
     found = audit(sealed, kms=kms, event="planned")
     row = version_row(found, MASTER, "1")
     assert (row["may_be_destroyed"], row["keks"], row["data_keys"]) == (False, 0, [])
-    assert row["key_material"] == [{"version": 1, "data_keys": 3}]
-    assert "3 data keys in the key material of files of the dataset's version 1" in row["why"]
+    assert row["key_material"] == [{"version": number, "data_keys": 3} for number in (2, 3)]
+    assert "3 data keys in the key material of files of the dataset's versions 2" in row["why"]
     assert [step["function"] for step in row["first"]] == ["rekey_files", "expire"]
     names = [step["name"] for step in found["steps"]]
     assert names[-4:] == ["wrap-keks", "renew-key-material", "remove-earlier-versions", "ask-again"]
     rekey_files(sealed, kms=kms, **QUIET).raise_for_failures()
     row = version_row(audit(sealed, kms=kms), MASTER, "1")
     assert [step["function"] for step in row["first"]] == ["expire"]
-    expire(sealed, kms=kms)
+    expire(sealed, kms=kms, keep=1)
     row = version_row(audit(sealed, kms=kms), MASTER, "2")
-    assert row["key_material"] == [{"version": 2, "data_keys": 3}]
+    assert {one["data_keys"] for one in row["key_material"]} == {3}
     versions = {one["wrapping_key_id"]: one["versions"] for one in audit(sealed, kms=kms)["masters"]}
     assert [one for one in versions[MASTER] if one["version"] == "1" and one["key_material"]] == []
 
@@ -487,17 +463,19 @@ def test_a_file_in_the_place_of_another(sealed: Path, kms: dict[str, str]) -> No
 
 
 def test_a_data_key_never_passes_for_a_kek(sealed: Path, kms: dict[str, str], tmp_path: Path) -> None:
-    """Anyone who knows one data key has, in the file, what the KMS made of it: that must not seal a key store."""
-    opened = Ledger.open(sealed, load_kms(kms))
+    """Anyone who knows one data key has, in the file, what the KMS made of it: that must not seal a version."""
+    head = Access.of(sealed, kms).open().entry
     (footer, *_) = entries_of(sealed, kms)[PATHS[0]].key_material or ()
     forged = new_kek(kms, MASTER).replace(wrapped=footer["wrapped_dek"])
-    path = max((sealed / "_ags/keys").glob("0*.json"))
-    body = json.loads(path.read_bytes().splitlines()[1]) | {"keys": [forged.to_json()]}
-    theirs = Envelope(opened.kms, {forged.key_id: forged}, kek_lengths=(16,))
-    path.write_bytes(seal_document(theirs, forged.key_id, opened.id, f"_ags/keys/{path.name}", body))
+    path = max((sealed / "_ags/log").glob("*/*"))
+    theirs = Envelope(load_kms(kms), {forged.key_id: forged}, kek_lengths=(16,))
+    at = str(path.relative_to(sealed))
+    body = json.loads(path.read_bytes().splitlines()[1])
+    body |= {"keys": {forged.key_id: msgspec.to_builtins(forged)}, "sealer": forged.key_id}
+    path.write_bytes(documents.seal(theirs, forged, head.dataset_id, at, body))
     clear_cache()
     with pytest.raises(IntegrityError, match="16 bytes"):
-        Ledger.open(sealed, load_kms(kms))
+        Access.of(sealed, kms).open()
 
 
 def test_lengths_of_data_keys(tables: Path, sealed: Path, kms: dict[str, str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from datasets import HERE, MASTER, make_kms, write_tree
 from killing import ended, fork, kill_before
 
 from ags_fast import cli, jobs
-from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.job import Job
 from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def kms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     jobs.encrypt_files("old", "ds", wrapping_key_id=MASTER, kms=kms, engine=HERE, progress=False)
 
     def killed() -> None:
-        kill_before(0, [(Ledger, "commit")])
+        kill_before(0, [(Job, "commit")])
         jobs.encrypt_files("new", "ds", wrapping_key_id=MASTER, kms=kms, engine=HERE, progress=False)
 
     assert ended(fork(killed)) == -signal.SIGKILL

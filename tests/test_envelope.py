@@ -1,4 +1,4 @@
-"""Envelopes: single and double wrap, what a wrap is bound to, the cache of unwrapped keys, documents."""
+"""Envelopes: single and double wrap, what a wrap is bound to, the cache of unwrapped keys."""
 
 from __future__ import annotations
 
@@ -21,13 +21,9 @@ from kms_clients import Plain, keystore
 from programs import wrapping
 from support import flip, program, run_python
 
-from ags_fast._json import MARKS
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
-from ags_fast.keys import Envelope, KeyEntry, binding, clear_cache, kms_calls, load_kms, new_kek, seal_document
-from ags_fast.keys import open_document as open_document_
+from ags_fast.keys import Envelope, KeyEntry, binding, clear_cache, kms_calls, load_kms, new_kek
 from ags_fast.keys.cache import KeyCache, unwrapped_keks
-from ags_fast.keys.document import HEADER_NBYTES, taken
-from ags_fast.keys.encoding import dumps
 from ags_fast.keys.kek import check_unwraps, rewrap_kek
 from ags_fast.keys.kms import as_kms, local
 
@@ -298,7 +294,7 @@ def test_a_kms_that_gives_another_key(properties: dict[str, str]) -> None:
             lambda: envelope_of(kms, kek).unwrap(kek.key_id, *witness),
             lambda: envelope_of(kms, single).unwrap(single.key_id, *witness),
             lambda: rewrap_kek(as_kms(kms), kek, wrapping_key_id="n"),
-            lambda: check_unwraps(as_kms(kms), kek, witness),
+            lambda: check_unwraps(as_kms(kms), kek),
         ]
         for action in actions:
             kms.calls = []
@@ -509,223 +505,15 @@ def test_evicted_keys_are_wiped() -> None:
     run_python(program(wrapping.look_for_keks))
 
 
-# ---------------------------------------------------------------- documents
-
-BODY = {"dataset_id": "dataset", "list": [1, None, 'ключ \u2028 "quoted" \\ \x01'], "nested": {"b": 1, "a": 2}}
-
-
-def opened(data: bytes, envelope: Any, dataset_id: str | None = "dataset", path: str = "_ags/x.json") -> dict[str, Any]:
-    return open_document_(data, dataset_id, path, envelope)
-
-
-def test_documents(properties: dict[str, str], double_wrap: bool) -> None:
-    kek = new_kek(properties, "m", double_wrap=double_wrap)
-    envelope = envelope_of(properties, kek)
-    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
-    for dataset_id in ("dataset", None):
-        assert opened(data, envelope, dataset_id) == BODY
-    assert open_document_(data, "dataset", "_ags/x.json", {kek.key_id: kek}.__getitem__, properties) == BODY
-    with pytest.raises(TypeError, match="kms"):
-        open_document_(data, "dataset", "_ags/x.json", {kek.key_id: kek}.__getitem__)
-    assert list(opened(data, envelope)["nested"]) == ["b", "a"]
-    for dataset_id, path in (("another", "_ags/x.json"), ("dataset", "_ags/y.json"), ("dataset", "")):
-        with pytest.raises(IntegrityError, match="moved here, or is another dataset's"):
-            opened(data, envelope, dataset_id, path)
-    with pytest.raises(KeyAccessError, match=kek.key_id):
-        opened(data, envelope_of(properties))
-    with pytest.raises(ValueError, match="dataset_id"):
-        seal_document(envelope, kek.key_id, "another", "_ags/x.json", BODY)
-    for impossible in (float("nan"), {1, 2}, b"bytes"):
-        with pytest.raises((ValueError, TypeError)):
-            seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {"dataset_id": "dataset", "x": impossible})
-
-
-def test_documents_of_another_reader(properties: dict[str, str]) -> None:
-    """What docs say of the format is enough to check one."""
-    kek = new_kek(properties, "m")
-    data = seal_document(envelope_of(properties, kek), kek.key_id, "dataset", "_ags/x.json", BODY)
-    _, sealed, _, _ = data.split(b"\n")
-    outer = json.loads(data)
-    assert (outer["ags"], outer["dataset_id"], outer["auth"]["key_id"]) == (1, "dataset", kek.key_id)
-    auth = {name: base64.b64decode(outer["auth"][name]) for name in ("wrapped_key", "nonce", "tag")}
-    assert kek.wrapped is not None
-    key = AESGCM(load_kms(properties).unwrap_key(kek.wrapped, "m"))
-    wrapped = auth["wrapped_key"]
-    fresh = key.decrypt(wrapped[:12], wrapped[12:], b"ags_fast\0document\0dataset\0_ags/x.json")
-    assert AESGCM(fresh).decrypt(auth["nonce"], auth["tag"], sealed) == b""
-    assert json.loads(sealed) == BODY
-
-
-def test_every_bit_of_a_document(properties: dict[str, str]) -> None:
-    kek = new_kek(properties, "m")
-    envelope = envelope_of(properties, kek)
-    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
-    bad = [flip(data, bit) for bit in range(8 * len(data))] + [data[:n] for n in range(len(data))]
-    for changed in bad:
-        for dataset_id in ("dataset", None):
-            with pytest.raises((FormatError, IntegrityError, KeyAccessError)):
-                opened(changed, envelope, dataset_id)
-
-
-def test_odd_documents(properties: dict[str, str]) -> None:
-    kek = new_kek(properties, "m")
-    envelope = envelope_of(properties, kek)
-    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
-    line, rest = data.split(b"\n", 1)
-    outer = json.loads(data)
-    del outer["body"]
-
-    def written(value: Any) -> bytes:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()[:-1] + b',"body":\n' + rest
-
-    def sealed(text: str) -> bytes:
-        """What has the KEK could put in: a body that is no JSON of ours, under a tag that is right."""
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("ags_fast.keys.document.dumps", lambda value: text if value is BODY else dumps(value))
-            return seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
-
-    assert written(outer) == data
-    assert opened(sealed('{"dataset_id":"dataset"}'), envelope) == {"dataset_id": "dataset"}
-    odd = [
-        b"",
-        b"null",
-        b"5",
-        b"\n",
-        b"[" * 100_000,
-        b"[" * 200_000 + b"\n" + rest,
-        b"\xff\xfe" + data.decode().encode("utf-16-le"),
-        b" " + data,
-        b"\n" + data,
-        line,
-        json.dumps(outer).encode()[:-1] + b',"body":\n' + rest,
-        json.dumps(json.loads(data), ensure_ascii=False, separators=(",", ":")).encode() + b"\n",
-        data + b"\n",
-        data[:-1],
-        data[:-3] + b"}",
-        line + b"\n",
-        line + b"\n}\n",
-        data.replace(b'"ags":1', b'"ags":1,"ags":1'),
-        data.replace(b"\n", b"\r\n", 1),
-        written({**outer, "ags": 2}),
-        written({**outer, "ags": True}),
-        written({**outer, "ags": 1.0}),
-        written({**outer, "more": 1}),
-        written({**outer, "dataset_id": 5}),
-        written({**outer, "dataset_id": "a\0b"}),
-        written({**outer, "auth": {}}),
-        written({**outer, "auth": []}),
-        written({**outer, "auth": {**outer["auth"], "more": 1}}),
-        written({**outer, "auth": {**outer["auth"], "key_id": ""}}),
-        written({**outer, "auth": {**outer["auth"], "nonce": "AAAA"}}),
-        written({**outer, "auth": {**outer["auth"], "tag": outer["auth"]["tag"][:-4]}}),
-        written({**outer, "auth": dict(reversed(outer["auth"].items()))}),
-        written({**outer, "sealer": None}),
-        written({**outer, "dataset_id": "d" * HEADER_NBYTES}),
-        sealed("[" * 100_000),
-        sealed("[]"),
-        sealed("5"),
-        sealed('{"dataset_id":NaN}'),
-        sealed('{"dataset_id":"dataset","n":1e999}'),
-        sealed('{"dataset_id":"dataset","n":' + "9" * 10_000 + "}"),
-    ]
-    for changed in odd:
-        with pytest.raises(FormatError):
-            opened(changed, envelope, None)
-    lies = [
-        data[:-3] + b" \n}\n",
-        data[:-3] + data[-3:] * 2,
-        line + b"\n\n}\n",
-        written({**outer, "dataset_id": "another"}),
-        written({**outer, "sealer": kek.to_json()}),
-        sealed("{}"),
-        sealed('{"dataset_id":"another"}'),
-        sealed('{"dataset_id":5}'),
-    ]
-    for changed in lies:
-        with pytest.raises(IntegrityError):
-            opened(changed, envelope, None)
-    other_line, other_rest = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", {**BODY, "list": []}).split(
-        b"\n", 1
-    )
-    other = json.loads(other_line + b"0}")
-    for mixed in (line + b"\n" + other_rest, other_line + b"\n" + rest):
-        with pytest.raises(IntegrityError):
-            opened(mixed, envelope)
-    for name in ("wrapped_key", "nonce", "tag"):
-        with pytest.raises(IntegrityError):
-            opened(written({**outer, "auth": {**outer["auth"], name: other["auth"][name]}}), envelope)
-
-
-def test_nothing_is_parsed_before_its_tag(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    kek = new_kek(properties, "m")
-    envelope = envelope_of(properties, kek)
-    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
-    monkeypatch.setattr("ags_fast.keys.document.parse_object", lambda *_: pytest.fail("it was parsed"))
-    for changed in (data[:-3] + b" \n}\n", flip(data, 8 * len(data) - 40)):
-        with pytest.raises(IntegrityError):
-            opened(changed, envelope)
-
-
-def test_documents_that_would_take_much_memory(properties: dict[str, str]) -> None:
-    """Whoever has a KEK could seal them. They are not even written."""
-    kek = new_kek(properties, "m")
-    envelope = envelope_of(properties, kek)
-    for kind, more in (("", [[]] * (MARKS // 2)), ("ags-version", "n" * (16 << 20)), ("ags-keys", "n" * (8 << 20))):
-        body: dict[str, Any] = {**BODY, "format": kind, "list": more}
-        data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", body)
-        with pytest.raises(PolicyError, match="divide the dataset"):
-            taken(data, kind, "_ags/x.json")
-        if not kind:
-            with pytest.raises(FormatError, match=f"{MARKS} are the most"):
-                opened(data, envelope)
-    entry = kek.replace(properties={"note": "n" * HEADER_NBYTES})
-    body = {"format": "ags-keys", "dataset_id": "dataset", "keys": [entry.to_json()]}
-    with pytest.raises(PolicyError, match="properties are too long"):
-        seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", body)
-
-
-def test_the_sealer_that_a_document_claims(properties: dict[str, str]) -> None:
-    """The first line's entry is the one that the body has, to the letter."""
-    kek = new_kek(properties, "m")
-    envelope = envelope_of(properties, kek)
-    body = {"format": "ags-keys", "dataset_id": "dataset", "keys": [kek.to_json()]}
-    data = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", body)
-    assert opened(data, envelope) == body
-    rest = data.split(b"\n", 1)[1]
-    header = json.loads(data)
-    del header["body"]
-
-    def written(value: Any) -> bytes:
-        return dumps(value).encode()[:-1] + b',"body":\n' + rest
-
-    assert written(header) == data
-    for change in ({"uses": 1}, {"uses": 0.0}, {"state": "retired"}, {"more": None}, {"encrypted-by-id": "n"}):
-        lie = {**header, "sealer": header["sealer"] | change}
-        with pytest.raises(IntegrityError, match="first line"):
-            opened(written(lie), envelope)
-    del header["sealer"]
-    with pytest.raises(IntegrityError, match="first line"):
-        opened(written(header), envelope)
-
-
-def test_large_documents(properties: dict[str, str]) -> None:
-    kek = new_kek(properties, "m")
-    envelope = envelope_of(properties, kek)
-    body = {"dataset_id": "dataset", "note": "n" * (10 << 20)}
-    assert opened(seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", body), envelope) == body
-
-
 # ---------------------------------------------------------------- keys never show
 
 
 def test_keys_never_show(properties: dict[str, str], double_wrap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags_fast.keys.document.secrets.token_bytes", lambda size: (CANARY * 2)[:size])
     monkeypatch.setattr(local.secrets, "token_bytes", lambda size: (CANARY * 2)[:size])  # type: ignore[attr-defined]
     local.create_key(properties, "canary")
     kek = new_kek(properties, "canary", double_wrap=double_wrap)
     envelope = envelope_of(properties, kek)
     wrapped = envelope.wrap(kek.key_id, CANARY, BOUND)
-    document = seal_document(envelope, kek.key_id, "dataset", "_ags/x.json", BODY)
     shown: list[Any] = [
         envelope,
         kek,
@@ -736,15 +524,13 @@ def test_keys_never_show(properties: dict[str, str], double_wrap: bool, monkeypa
         kms_calls(),
     ]
     texts = [repr(value) + str(value) for value in shown]
-    blobs = [pickle.dumps(value) for value in (envelope, kek, envelope.kms)] + [wrapped, document]
+    blobs = [pickle.dumps(value) for value in (envelope, kek, envelope.kms)] + [wrapped]
     attempts: list[Callable[[], Any]] = [
         lambda: envelope.unwrap(kek.key_id, wrapped[:-1], BOUND),
         lambda: envelope.unwrap(kek.key_id, wrapped, b"x"),
         lambda: envelope.unwrap("absent", wrapped, BOUND),
         lambda: envelope.wrap("absent", CANARY, BOUND),
         lambda: envelope_of(properties, kek.replace(state="retired")).wrap(kek.key_id, CANARY, BOUND),
-        lambda: opened(document, envelope, "another"),
-        lambda: opened(document[:-2], envelope),
         lambda: local.create_key(properties, "canary"),
     ]
     for attempt in attempts:

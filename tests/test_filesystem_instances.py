@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,16 +15,17 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import programs.jobs
 import pytest
 from datasets import MASTER, leftovers, make_kms
-from support import pattern
+from support import pattern, program, run_python
 
 from ags_fast import Dataset
-from ags_fast.errors import KeyAccessError, PolicyError
+from ags_fast.errors import ExpiredError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.keys import KmsClient, load_kms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from servers import S3Server
 
@@ -84,7 +86,7 @@ def test_arguments(options: dict[str, Any], kms: dict[str, str], tmp_path: Path)
         fsspec.filesystem("ags", format="avro", **options)
     with pytest.raises(ValueError, match="chained URL"):
         fsspec.filesystem("ags", fo="x", target_protocol="file", **options)
-    with pytest.raises(FileNotFoundError, match="no encrypted dataset"):
+    with pytest.raises(FileNotFoundError, match=r"no dataset at .*none"):
         fsspec.filesystem("ags", dataset=tmp_path / "none", kms=kms).ls("")
     with pytest.raises(ValueError, match="unknown"):
         fsspec.filesystem("ags", dataset=options["dataset"], kms={**kms, "kms.unknown.property": "x"}).exists("a.csv")
@@ -390,3 +392,55 @@ def test_chained_urls(options: dict[str, Any], kms: dict[str, str], tmp_path: Pa
         assert file.read() == DATA
     with fsspec.open(f"ags://b/c.csv::dir://dataset::file://{tmp_path}", **ags) as file:
         assert file.read() == DATA
+
+
+# ---- versions that go
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda fs: fs.ls("b", detail=False),
+        lambda fs: fs.find(""),
+        lambda fs: [files for _, _, files in fs.walk("")],
+        lambda fs: fs.glob("*/*.csv"),
+        lambda fs: fs.exists("a.csv"),
+        lambda fs: fs.info("b/c.csv")["size"],
+        lambda fs: fs.cat("b/c.csv"),
+        lambda fs: fs.cat_ranges(["b/c.csv"], 10, 20, on_error="raise"),
+    ],
+)
+def test_a_version_that_was_expired(options: dict[str, Any], kms: dict[str, str], ask: Callable[[Any], Any]) -> None:
+    """A file system goes on with the newest version, unless it stays at one for good: then nothing looks empty."""
+    place = {"dataset": options["dataset"], "kms": kms, "skip_instance_cache": True}
+    version = Dataset.open(options["dataset"], kms=kms).version
+    follows, stays = (fsspec.filesystem("ags", **place, version=number) for number in (None, version))
+    assert follows.dataset.version == stays.dataset.version == version
+    run_python(program(programs.jobs.replace_and_expire, options["dataset"], kms))
+    assert ask(follows) == ask(fsspec.filesystem("ags", **place))
+    with pytest.raises(ExpiredError):
+        ask(stays)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_log_that_is_gone(options: dict[str, Any], kms: dict[str, str], opened: bool) -> None:
+    """Nothing says that there are no files."""
+    fs = fsspec.filesystem("ags", skip_instance_cache=True, wrapping_key_id=MASTER, **options)
+    handle = Dataset.open(options["dataset"], kms=kms)
+    if opened:
+        assert fs.dataset.version == handle.version
+        fs.invalidate_cache()
+    shutil.rmtree(os.path.join(options["dataset"], "_ags/log"))
+    for ask in (
+        lambda: fs.ls(""),
+        lambda: fs.find(""),
+        lambda: fs.exists("a.csv"),
+        lambda: list(fs.walk("")),
+        lambda: fs.pipe("x", b""),
+        lambda: list(handle.versions()),
+        handle.refresh,
+        lambda: Dataset.open(options["dataset"], kms=kms),
+        lambda: Dataset.create(options["dataset"], kms=kms, wrapping_key_id=MASTER),
+    ):
+        with pytest.raises(IntegrityError, match="gone"):
+            ask()

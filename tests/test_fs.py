@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import errno
 import fcntl
 import gc
@@ -127,6 +128,46 @@ def test_files_only(store: Store) -> None:
 # ---------------------------------------------------------------- complete or absent
 
 
+def test_create_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename that never replaces takes their place. Without one, too, nothing is created."""
+
+    def refused(*args: object, **folders: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    class WithoutRename:
+        def renameat2(self, *args: object) -> int:
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+
+        renameatx_np = renameat2
+
+    monkeypatch.setattr(os, "link", refused)
+    store.create_exclusive("a/b", b"first")
+    with pytest.raises(FileExistsError):
+        store.create_exclusive("a/b", b"second")
+    assert store.read_small("a/b", 10) == b"first"
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **options: WithoutRename())
+    with pytest.raises(PolicyError, match="no hard links and no renameat2"):
+        store.create_exclusive("a/c", b"third")
+    assert [listed.path for listed in store.list()] == ["a/b"]
+    assert os.listdir(os.path.join(store.url, "a")) == ["b"]
+
+
+def test_nfs_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = os.stat(tmp_path).st_dev
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"36 35 {os.major(device)}:{os.minor(device)} / /srv rw shared:1 - nfs4 server:/srv rw,vers=4.2\n"
+    )
+    monkeypatch.setattr(local, "MOUNTS", str(mounts))
+    local._is_nfs.cache_clear()  # noqa: SLF001
+    try:
+        with pytest.warns(UserWarning, match="is on NFS"):
+            store.check_writable()
+    finally:
+        local._is_nfs.cache_clear()  # noqa: SLF001
+
+
 def test_create_is_durable(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes, then the name, then the folders up to the one that the store is in, each once."""
     done: list[str] = []
@@ -163,15 +204,6 @@ def test_create_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) ->
                 store.create_exclusive("a/2", b"y")
         assert names(store) == ["a/1"]
         assert temporary(store) == []
-
-
-def test_create_without_hard_links(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(errno.EPERM, "no links")))
-    store.create_exclusive("a/1", b"x")
-    with pytest.raises(FileExistsError):
-        store.create_exclusive("a/1", b"y")
-    assert store.read_small("a/1", 1) == b"x"
-    assert temporary(store) == []
 
 
 def test_create_has_one_winner(store: Store, tmp_path: Path) -> None:

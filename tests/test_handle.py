@@ -1,4 +1,4 @@
-"""Handles and transactions of datasets on the floor of one log."""
+"""Handles and transactions of datasets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from kms_clients import keystore
 
 pytest.importorskip("msgspec")
 
+from ags_fast.dataset import reach
+from ags_fast.dataset.dataset import Dataset
+from ags_fast.dataset.draft import Idle
 from ags_fast.dataset.policy import Policy
-from ags_fast.errors import ConcurrentChangeError, FormatError
-from ags_fast.handle.dataset import Dataset
-from ags_fast.onelog import reach
-from ags_fast.onelog.draft import Idle
-from ags_fast.onelog.errors import ExpiredError, JobEndedError
+from ags_fast.errors import ConcurrentChangeError, ExpiredError, FormatError, JobEndedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,17 +169,20 @@ def test_a_kek_wraps_so_many_and_no_more(tmp_path: Path, kms: dict[str, str]) ->
     assert len(contents(dataset)) == 10
 
 
-def test_a_handle_at_a_version_that_was_expired(dataset: Dataset, kms: dict[str, str]) -> None:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["keys in the log", "key store"])
+def test_a_handle_at_a_version_that_was_expired(elsewhere: bool, tmp_path: Path, kms: dict[str, str]) -> None:
+    how: dict[str, Any] = {"kms": kms, "key_store": tmp_path / "keys" if elsewhere else None}
+    dataset = Dataset.create(tmp_path / "ds", wrapping_key_id="master", **how)
     write(dataset, "a")
-    (sealed,) = list(dataset.sealed_files())
-    there = Dataset.open(dataset.url, kms=kms, version=2)
+    (sealed,) = pickle.loads(pickle.dumps(list(dataset.sealed_files())))
+    there = Dataset.open(dataset.url, version=2, **how)
     write(dataset, "a", replace=True)
     reach.expire(dataset.snapshot().log, Idle(), lambda head: head.number, skip_grace=False, now_ms=0)
     for read in (lambda: there.open_file("a"), sealed.open):
         with pytest.raises(ExpiredError):
             read()
     with pytest.raises(ExpiredError):
-        Dataset.open(dataset.url, kms=kms, version=2)
+        Dataset.open(dataset.url, version=2, **how)
 
 
 def test_a_handle_pickles_without_a_key(dataset: Dataset) -> None:

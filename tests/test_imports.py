@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import hypothesis
-import hypothesis.strategies as st
 import pytest
 from datasets import MASTER, make_kms, write_tree
 from support import run_python
 
-from ags_fast.arrays import arrow_array, arrow_scalar, empty_batch, ends
-from ags_fast.dataset.tables import entry_schema
 from ags_fast.jobs import encrypt_files
 from ags_fast.jobs.engines.local import LocalEngine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pa = pytest.importorskip("pyarrow")
-pytest.importorskip("pandas")  # else nothing could import it
+pytest.importorskip("pyarrow")  # else nothing could import it
+pytest.importorskip("pandas")
 
 LAZY = (
-    *("pandas", "tqdm", "pyarrow.compute", "pyarrow.parquet", "fsspec", "urllib.request", "asyncio"),
+    *("pandas", "tqdm", "pyarrow", "fsspec", "urllib.request", "asyncio"),
     *("multiprocessing.spawn", "multiprocessing.synchronize"),
 )
 
@@ -67,10 +63,10 @@ def test_jobs_and_commands_import_what_they_need(call: str, folder: tuple[Path, 
     assert shown.splitlines()[-1] == ""
 
 
-def test_rotation_imports_no_pandas(folder: tuple[Path, dict[str, str]]) -> None:
+def test_rotation_imports_no_arrow(folder: tuple[Path, dict[str, str]]) -> None:
     path, kms = folder
     rotate = 'jobs.rotate(folder + "/dataset", kms=kms, engine=engine)'
-    assert run_python(RUN, repr(rotate), repr(kms), MASTER, path, "pandas").splitlines()[-1] == ""
+    assert run_python(RUN, repr(rotate), repr(kms), MASTER, path, "pandas pyarrow").splitlines()[-1] == ""
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ls", "--help"], ["nosuch"]])
@@ -93,45 +89,3 @@ def test_commands_have_no_threads_for_linear_algebra() -> None:
         "before = threads()\nimport numpy\nprint(threads() - before)"
     )
     assert run_python(program, "--version").splitlines()[-1] == "0"
-
-
-# ---------------------------------------------------------------- arrays
-
-
-def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    if pa.types.is_struct(kind):
-        present: st.SearchStrategy[Any] = st.fixed_dictionaries({field.name: values_of(field.type) for field in kind})
-    elif pa.types.is_list(kind):
-        present = st.lists(values_of(kind.value_type), max_size=4)
-    elif pa.types.is_int64(kind):
-        present = st.integers(-(1 << 63), (1 << 63) - 1)
-    else:
-        present = st.text(max_size=4) if pa.types.is_string(kind) else st.binary(max_size=4)
-    return st.none() | present
-
-
-@pytest.mark.parametrize("kind", sorted({field.type for field in entry_schema()}, key=str), ids=str)
-@hypothesis.given(data=st.data())
-def test_arrays_are_those_of_pyarrow(kind: Any, data: st.DataObject) -> None:
-    values = data.draw(st.lists(values_of(kind), max_size=20))
-    made = arrow_array(values, kind)
-    made.validate(full=True)
-    assert made.equals(pa.array(values, kind))
-    assert made.null_count == values.count(None)
-    if pa.types.is_int64(kind):
-        present = [value for value in values if value is not None]
-        assert ends(made) == ((min(present), max(present)) if present else ())
-        assert ends(made[1:]) == ends(pa.array(values[1:], kind))
-
-
-def test_arrays_of_what_they_are_not() -> None:
-    assert arrow_scalar("x", pa.string()) == pa.scalar("x")
-    assert empty_batch(entry_schema()).num_rows == 0
-    with pytest.raises(TypeError):
-        arrow_array(["x"], pa.int64())
-    with pytest.raises(OverflowError):
-        arrow_array([1 << 63], pa.int64())
-    with pytest.raises(TypeError):
-        arrow_array([1.5], pa.float64())
-    with pytest.raises((TypeError, AttributeError)):
-        arrow_array([1], pa.string())

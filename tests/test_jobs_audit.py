@@ -20,25 +20,27 @@ import pyarrow.parquet as pq
 from datasets import HERE, decrypted, leftovers, make_kms, read_tree, write_tree
 
 from ags_fast import cli, jobs
+from ags_fast.audit.runbook import RUNBOOK
+from ags_fast.audit.survey import Survey
 from ags_fast.cli.audit import status_lines
 from ags_fast.cli.runbook import COMMANDS, CONDITIONS, TEXTS, printable_audit
-from ags_fast.dataset import tables as datasets_module
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.plan import Plan
+from ags_fast.dataset import tables as sealed_tables
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.job import Job
+from ags_fast.dataset.log import Log
+from ags_fast.dataset.names import entry_path
 from ags_fast.errors import AgsError, ConcurrentChangeError, KeyAccessError
 from ags_fast.fs import Store
-from ags_fast.fs.numbered import TOMBSTONE
 from ags_fast.jobs import Policy
 from ags_fast.jobs import rotation as rotation_module
-from ags_fast.jobs.runbook import RUNBOOK
-from ags_fast.jobs.survey import Survey
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys import clear_cache, kms_calls
 from ags_fast.keys.kms import KmsClient, load_kms, local
-from ags_fast.keys.stores import DatasetKeyStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ags_fast.dataset.entry import Entry
 
 TREE = {f"part={p}/{n}.csv": f"{p},{n}\n".encode() * (n + 1) for p in (1, 2) for n in range(3)}
 MORE = {"part=3/x.csv": b"more\n"}
@@ -167,7 +169,7 @@ def interrupted(folder: Path, kms: Any, **options: Any) -> Path:
     """The source of an encryption that has died."""
     source = write_tree(folder / "interrupted", MORE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ags_fast.dataset.ledger.Ledger.commit", die)
+        patch.setattr("ags_fast.dataset.job.Job.commit", die)
         with pytest.raises(InterruptedError):
             jobs.encrypt_files(source, folder / "ds", kms=kms, wrapping_key_id="sales", engine=HERE, **options)
     return source
@@ -175,6 +177,14 @@ def interrupted(folder: Path, kms: Any, **options: Any) -> Path:
 
 def die(*args: Any, **options: Any) -> Any:
     raise InterruptedError
+
+
+class KilledError(BaseException):
+    """After which nothing is cleaned up."""
+
+
+def killed(*args: Any, **options: Any) -> Any:
+    raise KilledError
 
 
 def printed(dataset: Path, kms: Any, *, key_store: str | None = None, **options: Any) -> dict[str, Any]:
@@ -277,7 +287,7 @@ def test_what_an_event_calls_for_costs_what_was_said(
         assert calls == step["kms_calls"], step
         check_touched(files, read_tree(dataset), step)
     jobs.verify_files(dataset, kms=kms, engine=HERE).raise_for_failures()
-    assert [name for name in leftovers(dataset, kms) if not name.startswith("_ags/keys/")] == []
+    assert leftovers(dataset, kms) == []
 
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,26 +298,34 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def check_touched(before: dict[str, bytes], after: dict[str, bytes], step: dict[str, Any]) -> None:
     def amounts(one: dict[str, bytes], other: dict[str, bytes]) -> tuple[dict[str, int], int]:
-        names = {name for name in one if one[name] != TOMBSTONE and other.get(name, TOMBSTONE) == TOMBSTONE}
-        manifests = [name for name in names if name.startswith("_ags/manifests/")]
+        names = one.keys() - other.keys()
+        tables = [name for name in names if name.startswith("_ags/tables/")]
         files = [name for name in names if not name.startswith("_ags/")]
-        versions = [name for name in names if name.startswith("_ags/versions/")]
-        counts = {"versions": len(versions), "manifests": len(manifests), "files": len(files)}
+        versions = [name for name in names if name.startswith("_ags/log/")]
+        counts = {"versions": len(versions), "tables": len(tables), "files": len(files)}
         return counts, sum(len(one[name]) for name in files)
 
     told_written, told_removed = step["written"], step["removed"]
     written, written_bytes = amounts(after, before)
     removed, removed_bytes = amounts(before, after)
-    # What a step writes and removes again, in one go, is in neither.
-    gone = min(told_written["manifests"] - written["manifests"], told_removed["manifests"] - removed["manifests"])
-    assert gone >= 0
-    assert written["manifests"] + gone == told_written["manifests"]
-    assert removed["manifests"] + gone == told_removed["manifests"]
+    assert written["tables"] == told_written["tables"]
+    assert removed["tables"] == told_removed["tables"]
     assert (written["files"], removed["files"]) == (told_written["files"], told_removed["files"])
     assert removed["versions"] == told_removed["versions"]
     assert removed_bytes == told_removed["file_bytes"]
     if all(name.endswith(".ags") for name in after if not name.startswith("_ags/")):  # else it depends on the encoding
         assert written_bytes == told_written["file_bytes"]
+
+
+def test_a_dead_job_keeps_no_leaked_kek(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kms = made_kms(tmp_path)
+    dataset = stalled(tmp_path, kms)
+    leaked = {key["key_id"] for key in jobs.key_status(dataset, kms=kms)["keys"]}
+    first, *more = printed(dataset, kms, event="kek-leaked")["steps"]
+    assert first["function"] == "sweep"
+    for step in (first, *(step for step in more if step["function"] == "rotate")):
+        run(shlex.split(step["command"])[1:], capsys)
+    assert leaked.isdisjoint(key["key_id"] for key in jobs.key_status(dataset, kms=kms)["keys"])
 
 
 def test_paths_of_leaked_data_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,7 +354,7 @@ def test_a_job_that_runs_is_let_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kms = made_kms(tmp_path)
     encrypt(tmp_path, kms)
     running = []
-    monkeypatch.setattr(Plan, "release", lambda plan: running.append(plan))  # its lock stays
+    monkeypatch.setattr(Job, "release", lambda job: running.append(job))  # its lock stays
     interrupted(tmp_path, kms)
     monkeypatch.undo()
     dataset = tmp_path / "ds"
@@ -349,14 +367,16 @@ def test_a_job_that_runs_is_let_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = jobs.audit(dataset, kms=kms, event="kek-leaked")
     row = found["masters"][0]["versions"][0]
     assert row["may_be_destroyed"] is True
-    assert f"Let {found['open_jobs'][0]['job_id']} end first" in row["why"]
+    assert "nothing of this dataset needs it" in row["why"]  # the job wraps again what it has under it
     step = first_job(found)
+    local.rotate_key(kms, "sales")
     before = read_tree(dataset)
     assert step["kms_calls"] == calls_of(lambda: jobs.rotate(dataset, kms=kms, force_expire=True))
     check_touched(before, read_tree(dataset), step)
     assert [key["state"] for key in jobs.key_status(dataset, kms=kms)["keys"]] == ["retired", "active"]
-    assert step["key_store"]["keks"] == 3  # one retired, one new, and of one the mark of R3 taken off; none removed
+    assert step["key_store"]["keks"] == 2  # one retired, and wrapped again, and one new; none removed
     step = first_job(jobs.audit(dataset, kms=kms, event="kek-leaked"))  # only the job is under the first KEK by now
+    local.rotate_key(kms, "sales")
     assert step["kms_calls"] == calls_of(lambda: jobs.rotate(dataset, kms=kms, force_expire=True))
     del running[:]
 
@@ -387,10 +407,10 @@ def test_the_documentations_costs(impl: Any, tmp_path: Path) -> None:
         "make a dataset, double wrap": calls_of(lambda: encrypt(in_double, kms, **scopes)),
         "read, verify, decrypt, double wrap": calls_of(do("verify_files", in_double, engine=HERE)),
         "`rotate --what mek`": calls_of(rotated_mek),
-        "`expire` after `--what mek`": calls_of(do("expire", in_double)),
+        "`expire` after `--what mek`": calls_of(do("expire", in_double, keep=1)),
         "`rekey`, double wrap": calls_of(do("rekey_files", in_double, engine=HERE)),
         "`rotate --what kek`, double wrap": calls_of(do("rotate", in_double)),
-        "`expire` after `--what kek`, double wrap": calls_of(do("expire", in_double)),
+        "`expire` after `--what kek`, double wrap": calls_of(do("expire", in_double, keep=1)),
     }
     jobs.rotate(in_double / "ds", kms=kms, force_expire=True)
     more = {f"part={n}/more": b"" for n in (1, 2)}
@@ -442,11 +462,11 @@ def without(kms: dict[str, str], folder: Path, key_id: str, version: int | None)
 def everything(dataset: Path, kms: Any) -> None:
     """Open all that is there: each file of each version, and each KEK."""
     clear_cache()
-    opened = Ledger.open(dataset, load_kms(kms))
-    for number in opened.version_numbers():
-        jobs.verify_files(dataset, kms=kms, version=number, engine=HERE).raise_for_failures()
-    for entry in opened.keys.list():
-        opened.envelope.prepare(entry.key_id)
+    snapshot = Access.of(dataset, kms).open()
+    for entry in snapshot.log.kept(snapshot.entry):
+        jobs.verify_files(dataset, kms=kms, version=entry.number, engine=HERE).raise_for_failures()
+    for key_id in snapshot.entry.keys:
+        snapshot.envelope.prepare(key_id)
 
 
 def check_verdicts(dataset: Path, kms: dict[str, str], folder: Path) -> dict[tuple[str, str | None], bool | None]:
@@ -477,11 +497,11 @@ def test_what_may_be_destroyed(state: Callable[..., Path], tmp_path: Path) -> No
     newest = max(int(version) for key_id, version in verdicts(dataset, kms) if key_id == "sales" and version)
     before = check_verdicts(dataset, kms, tmp_path)
     assert False in [may for (key_id, version), may in before.items() if key_id == "sales" and version != str(newest)]
-    if any(not entry.double_wrap for entry in Ledger.open(dataset, load_kms(kms)).keys.list()):
+    if any(not entry.double_wrap for entry in Access.of(dataset, kms).log().head().keys.values()):
         jobs.rotate(dataset, kms=kms)
         jobs.rotate(dataset, kms=kms, what="mek")
         assert check_verdicts(dataset, kms, tmp_path)["sales", "1"] is False  # for the data keys of older versions
-        jobs.expire(dataset, kms=kms)
+        jobs.expire(dataset, kms=kms, keep=1, force=True)
     else:
         jobs.rotate(dataset, kms=kms, what="mek")
     after = check_verdicts(dataset, kms, tmp_path)
@@ -536,7 +556,7 @@ def test_a_single_wrap_key_without_files_still_names_its_master(tmp_path: Path) 
     dataset = single(tmp_path, kms)
     (master,) = jobs.audit(dataset, kms=kms)["masters"]
     assert master["may_be_destroyed"] is False
-    assert master["versions"][0]["data_keys"] == [{"version": 1, "data_keys": len(TREE)}]
+    assert master["versions"][0]["data_keys"] == [{"version": 2, "data_keys": len(TREE)}]
 
 
 def test_a_kms_that_tells_no_versions(tmp_path: Path) -> None:
@@ -551,18 +571,20 @@ def test_a_kms_that_tells_no_versions(tmp_path: Path) -> None:
     assert "does not tell" in row["why"]
 
 
-def test_old_key_documents_that_lie_are_not_believed(tmp_path: Path) -> None:
+def test_an_older_version_that_lies_is_not_believed(tmp_path: Path) -> None:
     """Who can write to the storage could otherwise have somebody destroy a key of another dataset."""
     kms = made_kms(tmp_path)
-    dataset = double(tmp_path, kms)
-    other = encrypt(tmp_path / "elsewhere", kms) if (tmp_path / "elsewhere").mkdir() is None else tmp_path  # type: ignore[func-returns-value]
-    local.rotate_key(kms, "sales")
-    jobs.rotate(other, kms=kms, wrapping_key_id="other")
-    jobs.rotate(dataset, kms=kms, what="mek")
-    forged = dataset / "_ags" / "keys" / "00000001.json"
-    assert forged.exists()
-    newest = max((other / "_ags" / "keys").glob("0*.json"))
-    forged.write_bytes(newest.read_bytes())
+    dataset, elsewhere = double(tmp_path, kms), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    other = encrypt(elsewhere, kms)
+    for one in (dataset, other):
+        jobs.rotate(one, kms=kms)
+    for path in (entry_path(1), entry_path(2)):
+        whole = (dataset / path).read_bytes()
+        (dataset / path).write_bytes((other / path).read_bytes())
+        with pytest.raises(AgsError):
+            jobs.audit(dataset, kms=kms)
+        (dataset / path).write_bytes(whole)
     assert {key_id for key_id, _ in verdicts(dataset, kms)} == {"sales"}
 
 
@@ -573,13 +595,13 @@ def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch:
     local.rotate_key(kms, "sales")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ags_fast.keys.stores.DatasetKeyStore.compare_and_swap", die)
-        with pytest.raises(InterruptedError):
+        patch.setattr("ags_fast.jobs.rotation.Rotating._copies", killed)
+        with pytest.raises(KilledError):
             jobs.rotate(dataset, kms=kms)
     local.rotate_key(kms, "sales")
     found = jobs.audit(dataset, kms=kms)
     (job,) = found["open_jobs"]
-    assert (job["operation"], job["lives"]) == ("rotate", False)
+    assert (job["operation"], job["lives"]) == ("rotate-kek", False)
     assert found["steps"][0]["function"] == "sweep"
     (master,) = found["masters"]
     rows = {row["version"]: row for row in master["versions"]}
@@ -598,6 +620,20 @@ def test_an_open_rotation_holds_what_it_has_wrapped(tmp_path: Path, monkeypatch:
     everything(dataset, without(kms, tmp_path, "sales", 2))
 
 
+def test_a_master_key_that_only_an_open_job_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the KMS tells of it is shown as that of any other."""
+    kms = made_kms(tmp_path)
+    dataset = double(tmp_path, kms)
+    with monkeypatch.context() as patch:
+        patch.setattr("ags_fast.jobs.rotation.Rotating._copies", killed)
+        with pytest.raises(KilledError):
+            jobs.rotate(dataset, kms=kms, wrapping_key_id="other")
+    other, sales = jobs.audit(dataset, kms=kms)["masters"]
+    assert (other["wrapping_key_id"], sales["wrapping_key_id"]) == ("other", "sales")
+    assert (other["current_version"], other["keks"]) == ("1", [])
+    assert [(row["current"], len(row["open_jobs"])) for row in other["versions"]] == [(True, 1)]
+
+
 def test_a_rotation_that_died_wraps_what_is_left_by_a_later_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -606,22 +642,21 @@ def test_a_rotation_that_died_wraps_what_is_left_by_a_later_version(
     dataset = scoped(tmp_path, kms)
     local.rotate_key(kms, "sales")
     monkeypatch.setattr(rotation_module, "BATCH", 1)
-    swap, batches = DatasetKeyStore.compare_and_swap, iter([1, 2])
+    append, batches = Log.append, iter([1, 2])
 
-    def dying(keys: Any, *args: Any, **options: Any) -> int:
-        return swap(keys, *args, **options) if next(batches, None) is not None else die()
+    def dying(log: Log, *args: Any) -> Any:
+        return append(log, *args) if next(batches, None) is not None else killed()
 
     with monkeypatch.context() as patch:
-        patch.setattr(DatasetKeyStore, "compare_and_swap", dying)
-        with pytest.raises(InterruptedError):
+        patch.setattr(Log, "append", dying)
+        with pytest.raises(KilledError):
             jobs.rotate(dataset, kms=kms, what="mek")
     found = jobs.key_status(dataset, kms=kms)
-    assert found["open_jobs"] == []
     assert Counter(key["master_version"] for key in found["keys"]) == {"1": 2, "2": 2}
     local.rotate_key(kms, "sales")
     assert verdicts(dataset, kms) == {("sales", "1"): False, ("sales", "2"): False, ("sales", "3"): False}
     jobs.rotate(dataset, kms=kms, what="mek")
-    jobs.expire(dataset, kms=kms)
+    jobs.expire(dataset, kms=kms, keep=1, force=True)
     after = without(without(kms, tmp_path, "sales", 2), tmp_path, "sales", 1)
     everything(dataset, after)
 
@@ -652,28 +687,10 @@ def test_an_open_encryption_holds_its_data_keys(tmp_path: Path) -> None:
     assert decrypted(dataset, kms) == {**TREE, **MORE}
 
 
-def test_what_cannot_be_read_leaves_doubts(tmp_path: Path) -> None:
-    kms = made_kms(tmp_path)
-    dataset = double(tmp_path, kms)
-    local.rotate_key(kms, "sales")
-    local.rotate_key(kms, "sales")
-    jobs.rotate(dataset, kms=kms)
-    clear_cache()
-    local.set_state(kms, "sales", "disabled", version=1)
-    found = jobs.audit(dataset, kms=kms)
-    assert any("version 1" in text and "disabled" in text for text in found["unread"])
-    assert [version["number"] for version in found["versions"]] == [2]
-    (master,) = found["masters"]
-    rows = {row["version"]: row["may_be_destroyed"] for row in master["versions"]}
-    assert rows == {"1": False, "3": False}
-    assert master["others"] is None
-    assert jobs.key_status(dataset, kms=kms)["unread"] == found["unread"]
-
-
 def test_doubts_about_what_nothing_is_known_to_need(tmp_path: Path) -> None:
     kms = made_kms(tmp_path)
     dataset = double(tmp_path, kms)
-    jobs.rotate(dataset, kms=kms, wrapping_key_id="other")
+    jobs.rotate(dataset, kms=kms, wrapping_key_id="other", also_retired=False)
     local.rotate_key(kms, "other")
     jobs.rotate(dataset, kms=kms, what="mek", from_key_id="other")
     assert verdicts(dataset, kms)["other", "1"] is True
@@ -696,12 +713,12 @@ def test_status(tmp_path: Path) -> None:
     found = jobs.key_status(dataset, kms=kms)
     assert json.loads(json.dumps(found)) == found
     assert read_tree(dataset) == before
-    assert (found["version"], found["manifests"], found["manifests_opened"]) == (4, 4, 0)
+    assert (found["version"], found["tables"], found["tables_opened"]) == (5, 4, 0)
     old, new = found["keys"]
-    assert (old["state"], old["master_version"], old["needed_by_versions"]) == ("retired", "1", [1])
+    assert (old["state"], old["master_version"], old["needed_by_versions"]) == ("retired", "2", [1, 2])
     assert (old["data_keys"], old["successor"], old["uses_left"]) == (0, new["key_id"], None)
     assert 6.9 < (old["retires_ms"] - found["time_ms"]) / 86_400_000 <= 7
-    assert (new["state"], new["master_version"], new["needed_by_versions"]) == ("active", "2", [2, 3, 4])
+    assert (new["state"], new["master_version"], new["needed_by_versions"]) == ("active", "2", [3, 4, 5])
     assert new["data_keys"] == len(TREE) + 2
     assert new["uses"] + new["uses_left"] == Policy().kek_uses
     assert new["lifetime_ends_ms"] - new["created_ms"] == 10 * 86_400_000
@@ -709,37 +726,38 @@ def test_status(tmp_path: Path) -> None:
         {
             "wrapping_key_id": "sales",
             "current_version": "2",
-            "keks": [{"version": "1", "keks": 1}, {"version": "2", "keks": 1}],
+            "keks": [{"version": "2", "keks": 2}],
             "key_material": [],
             "refused": None,
         }
     ]
     times = {version["number"]: version["time_ms"] for version in found["versions"]}
     ends = [version["expires_ms"] for version in found["versions"]]
-    assert ends == [times[1] + 2 * 86_400_000, None, None, None]
-    assert [version["files"] for version in found["versions"]] == [6, 6, 7, 8]
+    assert ends == [times[1] + 2 * 86_400_000, times[2] + 2 * 86_400_000, None, None, None]
+    assert [version["files"] for version in found["versions"]] == [0, 6, 6, 7, 8]
     assert found["open_jobs"] == []
     assert found["unread"] == []
     counted = jobs.audit(dataset, kms=kms)["opens"]
-    assert [(row["version"], row["data_keys"], row["manifests"], row["document"]) for row in counted] in (
-        [(1, 6, 1, True), (2, 6, 1, True), (3, 7, 2, True), (4, 8, 2, True)],
-        [(2, 6, 1, True), (3, 7, 2, True), (4, 8, 2, True), (1, 6, 1, True)],
-    )
+    assert sorted((row["version"], row["data_keys"], row["tables"], row["document"]) for row in counted) == [
+        (1, 0, 0, True),
+        (2, 6, 1, True),
+        (3, 6, 1, True),
+        (4, 7, 2, True),
+        (5, 8, 2, True),
+    ]
 
 
-def test_manifests_are_opened_where_their_references_do_not_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_are_opened_where_their_references_do_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kms = made_kms(tmp_path)
     dataset = double(tmp_path, kms)
-    monkeypatch.setattr(datasets_module, "NAMED_KEYS", 0)
+    monkeypatch.setattr(sealed_tables, "COUNTS", 0)
     encrypt(tmp_path, kms, MORE)
     found = jobs.key_status(dataset, kms=kms)
-    assert (found["manifests"], found["manifests_opened"]) == (2, 1)
+    assert (found["tables"], found["tables_opened"]) == (2, 1)
     assert found["keys"][0]["data_keys"] == len(TREE) + len(MORE)
-    assert first_job(jobs.audit(dataset, kms=kms, event="kek-leaked"))["kms_calls"] == calls_of(
-        lambda: jobs.rotate(dataset, kms=kms, force_expire=True)
-    )
+    step = first_job(jobs.audit(dataset, kms=kms, event="kek-leaked"))
+    local.rotate_key(kms, "sales")
+    assert step["kms_calls"] == calls_of(lambda: jobs.rotate(dataset, kms=kms, force_expire=True))
 
 
 def test_key_stores_elsewhere(tmp_path: Path) -> None:
@@ -749,10 +767,9 @@ def test_key_stores_elsewhere(tmp_path: Path) -> None:
     local.rotate_key(kms, "sales")
     jobs.rotate(dataset, kms=kms, what="mek", key_store=place)
     found = printed(dataset, kms, key_store=place, event="planned")
-    assert {row["version"]: row["may_be_destroyed"] for row in found["masters"][0]["versions"]} == {
-        "1": True,
-        "2": False,
-    }
+    (master,) = found["masters"]  # the key store has let go of what version 1 has wrapped
+    assert {row["version"]: row["may_be_destroyed"] for row in master["versions"]} == {"2": False}
+    assert master["others"] is True
     assert all(f"--key-store {place}" in step["command"] for step in found["steps"] if "ds" in step["command"])
 
 
@@ -762,8 +779,8 @@ def test_key_stores_in_databases(tmp_path: Path) -> None:
     place = f"sqlite:///{tmp_path}/keys.db?dataset=orders"
     dataset = encrypt(tmp_path, kms, key_store=place)
     with pytest.MonkeyPatch.context() as patch:  # so that the newest KEK has sealed nothing yet
-        patch.setattr("ags_fast.jobs.rotation.rewrite", die)
-        with pytest.raises(InterruptedError):
+        patch.setattr("ags_fast.jobs.rotation.Rotating._copies", killed)
+        with pytest.raises(KilledError):
             jobs.rotate(dataset, kms=kms, key_store=place)
     jobs.sweep(dataset, kms=kms, key_store=place)
     local.rotate_key(kms, "sales")
@@ -771,6 +788,8 @@ def test_key_stores_in_databases(tmp_path: Path) -> None:
         steps = jobs.audit(dataset, kms=kms, key_store=place, event=event)["steps"]
         (step,) = [step for step in steps if step["arguments"].get("what") == what]
         force = what == "kek"
+        if force:
+            local.rotate_key(kms, "sales")
         calls = calls_of(lambda w=what, f=force: jobs.rotate(dataset, kms=kms, what=w, force_expire=f, key_store=place))  # type: ignore[misc]
         assert calls == step["kms_calls"], event
     assert {row["may_be_destroyed"] for row in jobs.audit(dataset, kms=kms, key_store=place)["masters"]} == {False}
@@ -779,15 +798,16 @@ def test_key_stores_in_databases(tmp_path: Path) -> None:
 def test_a_commit_while_it_looks_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kms = made_kms(tmp_path)
     dataset = double(tmp_path, kms)
-    look, moments = Survey.look, iter([1, 2])
+    look, moments = Survey._look, iter([1, 2])  # noqa: SLF001
 
-    def looked(survey: Survey, deep: bool) -> None:
-        look(survey, deep)
+    def looked(survey: Survey, head: Entry) -> None:
         if next(moments, None) is not None:
-            jobs.rotate(dataset, kms=kms)
+            jobs.rotate(dataset, kms=kms, force_expire=True)
+        look(survey, head)
 
-    monkeypatch.setattr(Survey, "look", looked)
-    assert jobs.key_status(dataset, kms=kms)["version"] == 3
+    monkeypatch.setattr(Survey, "_look", looked)
+    newest = jobs.key_status(dataset, kms=kms)["version"]
+    assert newest == Access.of(dataset, kms).log().head().number
     moments = iter(range(100))
     with pytest.raises(ConcurrentChangeError, match="changes faster"):
         jobs.key_status(dataset, kms=kms)
@@ -805,10 +825,10 @@ def test_what_a_copy_opens(tmp_path: Path) -> None:
     def opens_here() -> dict[str, bytes]:
         """What the keys of the copy open of the files of the dataset."""
         clear_cache()
-        old = Ledger.open(copy, load_kms(kms))
-        context = Context("verify", "", old.id, Store(dataset), old.envelope)
+        old = Access.of(copy, kms).open()
+        context = Context("verify", "", old.entry.dataset_id, Store(dataset), old.envelope)
         found = {}
-        for entry in old.entries(old.current()):
+        for entry in old.files():
             if (dataset / entry.file).exists():
                 with context.reader(entry) as reader:
                     found[entry.path] = reader.read()
@@ -825,10 +845,10 @@ def test_what_a_copy_opens(tmp_path: Path) -> None:
     with pytest.raises(KeyAccessError, match="destroyed"):
         decrypted(copy, gone)
     jobs.rekey_files(dataset, kms=kms, engine=HERE, paths="part=1/*").raise_for_failures()
-    jobs.expire(dataset, kms=kms)
+    jobs.expire(dataset, kms=kms, keep=1, force=True)
     assert opens_here() == {path: data for path, data in TREE.items() if path.startswith("part=2/")}
     jobs.rekey_files(dataset, kms=kms, engine=HERE).raise_for_failures()
-    jobs.expire(dataset, kms=kms)
+    jobs.expire(dataset, kms=kms, keep=1, force=True)
     assert opens_here() == {}
     assert decrypted(copy, kms) == decrypted(dataset, kms) == TREE
 
@@ -848,5 +868,5 @@ def test_a_kek_that_was_wrapped_again_counts_once(tmp_path: Path) -> None:
     (kek,) = found["keys"]
     row = next(line for line in text.splitlines() if line.startswith(f"  {kek['key_id']}")).split()
     assert row[row.index("active") + 1 :][:2] == ["6", f"{kek['uses']:,}"]
-    assert "wraps in version 1. Uses: what jobs have reserved" in " ".join(text.split())
-    assert "about version 1 of this dataset, with the versions before it" in " ".join(text.split())
+    assert "wraps in version 4. Uses: what jobs have reserved" in " ".join(text.split())
+    assert "about version 4 of this dataset, with the versions before it" in " ".join(text.split())

@@ -18,7 +18,8 @@ import pme_reference
 import programs.jobs
 import programs.parquets
 import pytest
-from datasets import HERE, MASTER, leftovers, read_tree, row_of, write_tree
+from datasets import HERE, MASTER, leftovers, object_of, read_tree, row_of, version_of, write_tree
+from datasets import rows_of as entries_of
 from parquet_corpus import CORPUS, check_equal, flat, parquets, rows
 from parquet_peers import rows_of
 from second_reader import SecondReader
@@ -28,9 +29,7 @@ from support import flip, program, python_env, run_python, seal_stream
 import ags_fast.jobs.work.parquet
 from ags_fast import IntegrityError, KeyAccessError, cli, parquet
 from ags_fast.dataset.files.parquet import parquet_keys
-from ags_fast.dataset.ledger import Ledger
 from ags_fast.dataset.names import object_name
-from ags_fast.dataset.open_jobs import open_plans
 from ags_fast.fs import Store
 from ags_fast.jobs import (
     LocalEngine,
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
     from servers import S3Server
 
-    from ags_fast.dataset.entries import FileEntry
     from ags_fast.jobs import JobResult
 
 pa = pytest.importorskip("pyarrow")
@@ -82,14 +80,18 @@ def encrypt(src: Any, dataset: Any, kms: Any, **options: Any) -> JobResult:
     return datasets.encrypt(src, dataset, kms, **{"format": "parquet", **options})
 
 
-def entries_of(dataset: Any, kms: Any, version: int | None = None) -> dict[str, FileEntry]:
-    opened = Ledger.open(dataset, load_kms(kms))
-    return {entry.path: entry for entry in opened.entries(opened.current(version=version))}
+def plans(dataset: Path) -> list[Path]:
+    return list(dataset.glob("_ags/plans/*/plan"))
 
 
 def context_of(dataset: Any, kms: Any) -> Context:
-    opened = Ledger.open(dataset, load_kms(kms))
-    return Context("verify", "", opened.id, opened.store, opened.envelope)
+    log, entry = version_of(dataset, kms)
+    return Context("verify", "", entry.dataset_id, log.store, log.envelope(entry).subset(entry.keys))
+
+
+def masters_of(dataset: Any, kms: Any) -> dict[str, str]:
+    """The master keys that wrap the KEKs of the newest version."""
+    return {key_id: key.wrapping_key_id for key_id, key in version_of(dataset, kms).entry.keys.items()}
 
 
 def check_round_trip(src: Path, dataset: Path, kms: Any, out: Path, **options: Any) -> None:
@@ -121,13 +123,13 @@ def test_round_trip(
     done = encrypt(src, dataset, **common, column_keys=COLUMNS, double_wrap=double_wrap, verify_after=True)
     assert done.counts == {"ok": 4, "skipped": 3, "failed": 0}, done.failed
     row = row_of(done, "year=2026/part-0.parquet")
-    path = dataset / "year=2026/part-0.parquet"
+    path = object_of(dataset, kms, "year=2026/part-0.parquet")
     assert row[1:4] == (str(path), "ok", None)
     with open_file(dataset, "year=2026/part-0.parquet", kms=kms) as view:  # what a listing says is what reading gives
         assert row[5:9] == (len(view.read()), os.path.getsize(path), None, "parquet")
     assert row.key_id
     for entry in entries_of(dataset, kms).values():
-        assert (entry.file, entry.block_size) == (entry.path, 0)
+        assert entry.block_size == 0
         assert entry.file_length == os.path.getsize(dataset / entry.file)
         assert {key["column"] for key in entry.column_keys or ()} == COLUMNS.keys()
     assert not any(CANARY.encode() in data for data in read_tree(dataset).values())
@@ -138,9 +140,9 @@ def test_round_trip(
     check_round_trip(src, dataset, kms, tmp_path / "out", engine=common["engine"])
     turned = rekey_files(dataset, **common)
     assert turned.counts["ok"] == 4, turned.failed
-    assert turned.version == 2, turned.failed
+    assert turned.version == 3, turned.failed
     assert verify_files(dataset, **common).counts == checked.counts
-    for version in (1, 2):
+    for version in (2, 3):
         check_round_trip(src, dataset, kms, tmp_path / "out", engine=common["engine"], version=version)
     assert leftovers(dataset, kms) == []
 
@@ -153,7 +155,7 @@ def test_the_corpus(dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
         make(src / f"{n:02} {name}.parquet")
     encrypt(src, dataset, kms).raise_for_failures()
     rekey_files(dataset, kms=kms, engine=HERE, progress=False, verify_after=True).raise_for_failures()
-    for version in (1, 2):
+    for version in (2, 3):
         verify_files(dataset, kms=kms, engine=HERE, progress=False, version=version).raise_for_failures()
         check_round_trip(src, dataset, kms, tmp_path / "out", version=version)
 
@@ -216,7 +218,7 @@ def test_arguments(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     with pytest.raises(KeyAccessError, match="'nobody'"):
         encrypt(src, dataset, kms, column_keys={"text": "nobody"})
     assert not parquets(dataset)
-    assert not open_plans(Store(dataset))
+    assert not plans(dataset)
     with pytest.raises(ValueError, match="missing"):
         decrypt_files(dataset, src.parent / "out", kms=kms, missing="hide")
 
@@ -282,7 +284,7 @@ def test_files_that_are_not_to_be_encrypted(src: Path, dataset: Path, kms: dict[
     assert "format='ags1'" in (row_of(done, "table.csv").error or "")
     assert "format='ags1'" not in (row_of(done, "damaged.parquet").error or "")
     assert "no column 'text'" in (row_of(done, "narrow.parquet").error or "")
-    assert done.version == 1
+    assert done.version == 2
     assert done.counts["ok"] == 4
     assert leftovers(dataset, kms) == []
 
@@ -351,13 +353,13 @@ def test_numbered_sets(src: Path, dataset: Path, kms: dict[str, str], tmp_path: 
     assert sorted(entry.aad_prefix for entry in found.values()) == [b"t.part%d" % n for n in range(4)]
     rekey_files(dataset, kms=kms, engine=HERE, paths="year*", progress=False).raise_for_failures()
     assert verify_files(dataset, kms=kms, engine=HERE).counts["failed"] == 0
-    assert parquet.inspect(dataset / "größe/x.snappy.parquet")["aad_prefix_required"] is True
+    assert parquet.inspect(object_of(dataset, kms, "größe/x.snappy.parquet"))["aad_prefix_required"] is True
     (src / "b.csv").write_text("no Parquet")
     held = encrypt(src, dataset, kms, aad_prefix="u.part{n}", on_error="row")
     assert [row.error_class for row in held.failed] == ["FormatError"]
-    assert held.version == 2
+    assert held.version == 3
     assert leftovers(dataset, kms) != []
-    assert open_plans(Store(dataset))
+    assert plans(dataset)
     (src / "b.csv").unlink()
     encrypt(src, dataset, kms, aad_prefix="u.part{n}", resume="length").raise_for_failures()
     assert leftovers(dataset, kms) == []
@@ -394,7 +396,7 @@ def test_a_column_has_a_key_of_its_own(src: Path, dataset: Path, kms: dict[str, 
             assert caught.value.column in COLUMNS, name
     assert len(deks) == 4 * 3
     assert {len(dek) for dek in deks} == {32}
-    masters = {key.key_id: key.wrapping_key_id for key in Ledger.open(dataset, load_kms(kms)).keys.list()}
+    masters = masters_of(dataset, kms)
     assert {
         (key["column"], masters[key["key_id"]])
         for e in entries_of(dataset, kms).values()
@@ -488,7 +490,7 @@ def test_columns_under_the_master_key_of_a_newer_key(src: Path, dataset: Path, k
     encrypt_files(
         write_tree(src.parent / "more", {"x": b"1"}), dataset, kms=kms, wrapping_key_id="hr", engine=HERE
     ).raise_for_failures()
-    keys = Ledger.open(dataset, load_kms(kms)).keys.list()
+    keys = sorted(version_of(dataset, kms).entry.keys.values(), key=lambda key: key.created_ms)
     assert [(key.wrapping_key_id, dict(key.properties).get("use")) for key in keys] == [
         (MASTER, None),
         ("hr", "columns"),
@@ -535,7 +537,7 @@ def test_keys_are_nowhere(src: Path, dataset: Path, kms: dict[str, str]) -> None
         assert dek not in told
         assert dek.hex().encode() not in told
         assert base64.b64encode(dek) not in told
-    told_in_file = parquet.inspect(dataset / "year=2025/part-0.parquet")["footer_key_metadata"]
+    told_in_file = parquet.inspect(object_of(dataset, kms, "year=2025/part-0.parquet"))["footer_key_metadata"]
     assert context.dataset_id in str(told_in_file)
 
 
@@ -551,7 +553,7 @@ def test_rekey(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) ->
     assert done.counts["ok"] == 2
     after = entries_of(dataset, kms)
     context = context_of(dataset, kms)
-    masters = {key.key_id: key.wrapping_key_id for key in Ledger.open(dataset, load_kms(kms)).keys.list()}
+    masters = masters_of(dataset, kms)
     for name, old in before.items():
         new = after[name]
         if not name.startswith("year=2026/"):
@@ -570,7 +572,7 @@ def test_rekey(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) ->
             with pytest.raises(IntegrityError):
                 ags_fast.jobs.work.parquet._check(context, swapped)
     assert {name: (dataset / entry.file).read_bytes() for name, entry in before.items()} == old_files
-    for version in (1, 2):
+    for version in (2, 3):
         check_round_trip(src, dataset, kms, tmp_path / "out", version=version)
 
 
@@ -604,7 +606,7 @@ def test_damage(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -
         extra = [Path(row.src).name for row in result.rows if row.error_class == "ExtraFile"]
         assert extra == (["stranger.parquet"] if result.op == "verify" else [])
     assert not parquets(tmp_path / "out")
-    assert verify_files(dataset, kms=kms, engine=HERE).version == 1
+    assert entries_of(dataset, kms) == entries_of(dataset, kms, 2)
 
 
 def test_another_file_in_its_place(src: Path, dataset: Path, kms: dict[str, str]) -> None:
@@ -623,10 +625,11 @@ def test_another_file_in_its_place(src: Path, dataset: Path, kms: dict[str, str]
     checked = verify_files(dataset, kms=kms, engine=HERE)
     assert {row.error_class for row in checked.failed} == {"IntegrityError"}
     assert len(checked.failed) == 4
+    names = {dataset / entry.file: entry.path for entry in entries_of(dataset, kms).values()}
     for path, what in ((one, other), (other, one)):
         error = row_of(checked, str(path.relative_to(dataset))).error or ""
         assert error.startswith("swapped: ")
-        assert str(what.relative_to(dataset)) in error
+        assert f"what belongs to {names[what]}" in error
     # If they had the right size, they would be looked at.
     context = context_of(dataset, kms)
     for entry in entries_of(dataset, kms).values():
@@ -741,7 +744,7 @@ def test_resume(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path, o
     assert done.counts["ok"] == 4
     assert (made[2].stat().st_ino, made[2].stat().st_mtime_ns) == (kept.st_ino, kept.st_mtime_ns)
     assert leftovers(dataset, kms) == []
-    assert not open_plans(Store(dataset))
+    assert not plans(dataset)
     verify_files(dataset, kms=kms, engine=HERE).raise_for_failures()
     check_round_trip(src, dataset, kms, tmp_path / "out")
 
@@ -753,25 +756,12 @@ def test_resume_after_a_change(src: Path, dataset: Path, kms: dict[str, str], tm
             encrypt(src, dataset, kms, column_keys={"text": "hr"}, progress=stop_after(3))
         pq.write_table(flat(50), src / "year=2025/part-0.parquet")
         encrypt(src, dataset, kms, column_keys=columns, resume="length").raise_for_failures()
-        masters = {key.key_id: key.wrapping_key_id for key in Ledger.open(dataset, load_kms(kms)).keys.list()}
+        masters = masters_of(dataset, kms)
         for entry in entries_of(dataset, kms).values():
             assert {k["column"]: masters[k["key_id"]] for k in entry.column_keys or ()} == (columns or {})
         verify_files(dataset, kms=kms, engine=HERE).raise_for_failures()
         check_round_trip(src, dataset, kms, tmp_path / "out")
         assert leftovers(dataset, kms) == []
-        shutil.rmtree(dataset)
-
-
-def test_a_name_that_is_taken(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) -> None:
-    """It is given up for another, to which the wrapped keys are bound."""
-    for double_wrap in (True, False):
-        write_tree(dataset, {"year=2025/part-0.parquet": b"somebody else's"})
-        encrypt(src, dataset, kms, column_keys=COLUMNS, double_wrap=double_wrap).raise_for_failures()
-        entry = entries_of(dataset, kms)["year=2025/part-0.parquet"]
-        assert entry.file != entry.path
-        assert entry.file.startswith("year=2025/part-0.")
-        check_round_trip(src, dataset, kms, tmp_path / "out")
-        assert (dataset / "year=2025/part-0.parquet").read_bytes() == b"somebody else's"
         shutil.rmtree(dataset)
 
 
@@ -852,10 +842,8 @@ class SecondParquetReader(SecondReader):
         assert row["block_size"] == 0
         footer = self.unwrap(row["key_id"], row["wrapped_dek"], self.binding(b"dek", name))
         columns = {
-            key["column"]: self.unwrap(
-                key["key_id"], key["wrapped_dek"], self.binding(b"column:" + key["column"].encode(), name)
-            )
-            for key in row["column_keys"] or ()
+            column: self.unwrap(key_id, wrapped, self.binding(b"column:" + column.encode(), name))
+            for column, key_id, wrapped in row["column_keys"]
         }
         return pme_reference.ParquetFile(path, footer, columns, aad_prefix=row["aad_prefix"])
 
@@ -865,10 +853,9 @@ def test_second_reader(src: Path, dataset: Path, kms: dict[str, str], double_wra
     encrypt(src, dataset, kms, column_keys=COLUMNS, double_wrap=double_wrap).raise_for_failures()
     for _ in range(2):
         reader = SecondParquetReader(dataset, load_kms(kms))
-        version = reader.document(reader.newest("_ags/versions"))
-        entries = [row for ref in reader.manifests(version) for row in reader.table(ref)]
+        entries = reader.rows()
         assert len(entries) == 4
-        assert version["plain_length"] == sum(row["plain_length"] for row in entries)
+        assert sum(ref["nbytes"] for ref in reader.head["files"]) == sum(row["plain_length"] for row in entries)
         for row in entries:
             opened = reader.table_of(row)
             plain = pq.ParquetFile(src / os.fsdecode(row["path"])).metadata
@@ -907,7 +894,7 @@ def test_sweep(src: Path, dataset: Path, kms: dict[str, str]) -> None:
     with pytest.raises(StopError):
         encrypt(src, dataset, kms, column_keys=COLUMNS, progress=stop_after(2))
     swept = sweep(dataset, kms=kms)
-    assert sorted(row.format or "" for row in swept.rows) == ["file", "file", "plan"]
+    assert [row.format for row in swept.rows].count("file") == 2
     assert not parquets(dataset)
     assert leftovers(dataset, kms) == []
 

@@ -14,10 +14,9 @@ import pytest
 from datasets import HERE
 from support import finish_python, pattern, program, run_python, start_python
 
-from ags_fast import jobs
-from ags_fast.dataset.ledger import Ledger
+from ags_fast import Dataset, jobs
 from ags_fast.fs import Store
-from ags_fast.keys.kms import load_kms, local
+from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,11 +53,10 @@ def tree(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:
 
 def content(url: str, kms: dict[str, str], options: dict[str, Any]) -> dict[str, bytes]:
     """Every file of the newest version."""
-    opened = Ledger.open(url, load_kms(kms), options)
     found = {}
-    for entry in opened.entries(opened.current()):
-        with jobs.open_file(url, entry.path, kms=kms, storage_options=options) as reader:
-            found[entry.path] = reader.read()
+    for file in Dataset.open(url, kms=kms, storage_options=options).files():
+        with jobs.open_file(url, file.path, kms=kms, storage_options=options) as reader:
+            found[file.path] = reader.read()
     return found
 
 
@@ -118,8 +116,7 @@ def test_a_killed_driver(server: S3Server, bucket: str, kms: dict[str, str], tmp
         time.sleep(0.01)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-    opened = Ledger.open(url, load_kms(kms), options)
-    assert opened.current() is None
+    assert content(url, kms, options) == {}
     resumed = jobs.encrypt_files(
         tmp_path / "src", url, kms=kms, wrapping_key_id="master", storage_options=options, resume="length"
     )
@@ -128,7 +125,7 @@ def test_a_killed_driver(server: S3Server, bucket: str, kms: dict[str, str], tmp
     jobs.sweep(url, kms=kms, older_than=timedelta(0), storage_options=options)
     assert not client.list_multipart_uploads(Bucket=name).get("Uploads")
     assert unknown_objects(url, kms, options) == []
-    assert not [entry.path for entry in opened.store.list("_ags/plans/")]
+    assert not list(Store(url, options).list("_ags/plans/"))
 
 
 def test_keys_are_rotated_and_expired(server: S3Server, bucket: str, kms: dict[str, str], tmp_path: Path) -> None:
@@ -140,8 +137,8 @@ def test_keys_are_rotated_and_expired(server: S3Server, bucket: str, kms: dict[s
     local.rotate_key(kms, "master")
     for what in ("mek", "kek"):
         jobs.rotate(url, **common, what=what, progress=False).raise_for_failures()
-    removed = jobs.expire(url, **common, force=True)
-    assert {row.format for row in removed.rows} == {"version", "manifest", "key", "keys"}
+    removed = jobs.expire(url, **common, keep=1, skip_grace=True)
+    assert {row.format for row in removed.rows} == {"version", "table", "key"}
     local.set_state(kms, "master", "destroyed", version=1)
     jobs.decrypt_files(url, tmp_path / "out", **common, engine=jobs.LocalEngine(0)).raise_for_failures()
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == plain

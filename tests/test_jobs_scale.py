@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +23,13 @@ from datasets import MASTER, make_kms
 from support import python_env
 
 from ags_fast import Dataset, encrypted_length
-from ags_fast.dataset.decide import Wish
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.change import Wish
 from ags_fast.dataset.entries import FileEntry
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.plan import Plan
-from ags_fast.dataset.planning import begin_plan, commit_plan, reserve_keys
-from ags_fast.fs import Entry, Store
+from ags_fast.dataset.job import Job
+from ags_fast.dataset.kinds import Want
+from ags_fast.fs import Entry
 from ags_fast.jobs import (
-    Policy,
     encrypt_files,
     open_file,
     rekey_files,
@@ -39,12 +37,13 @@ from ags_fast.jobs import (
 )
 from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.jobs.sources import check_names
+from ags_fast.jobs.run import begin_files
 from ags_fast.jobs.work.context import Task
-from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ags_fast.dataset.snapshot import Snapshot
 
 Figures = dict[str, list[float]]
 
@@ -68,10 +67,10 @@ def _cpu_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in usage)
 
 
-def _entry(found: Entry, job_id: str) -> FileEntry:
+def _entry(found: Entry) -> FileEntry:
     return FileEntry(
         path=found.path,
-        file=f"{found.path}.ags",
+        file="",
         format="ags1",
         plain_length=found.size,
         file_length=encrypted_length(found.size),
@@ -80,7 +79,7 @@ def _entry(found: Entry, job_id: str) -> FileEntry:
         wrapped_dek=b"",
         column_keys=None,
         aad_prefix=os.urandom(16),
-        job_id=job_id,
+        job_id="",
         set_id=None,
         part=None,
         parts=None,
@@ -92,37 +91,38 @@ def _entry(found: Entry, job_id: str) -> FileEntry:
 def entries(count: int, folder: Path) -> Figures:
     """A plan and a version of so many entries, without the files."""
     meter = Meter()
-    kms = load_kms(make_kms(folder))
-    dataset = Ledger.open_or_create(Store(folder / "dataset"), kms, MASTER)
-    job_id = new_job_id()
+    kms = make_kms(folder)
+    snapshot = Access.of(folder / "dataset", kms).create(MASTER)
     with meter.measure("list"):
         listed = [Entry(f"year=2026/month={n % 12}/part-{n:08}.avro", 4096, "1" * 19, 1.0) for n in range(count)]
     with meter.measure("plan"):
-        planned = [_entry(found, job_id) for found in listed]
-        check_names(planned, [])
-        planned = reserve_keys(dataset, Policy(), job_id, MASTER, True, planned, [{}] * count)
-        plan, planned = begin_plan(dataset, ExitStack(), job_id, planned, 16, base=0, operation="encrypt", source="")
+        job, planned = _begun(snapshot, "encrypt", listed)
     with meter.measure("bins"):
         assert sum(map(len, bins(list(map(Task, planned)), target_bytes=64 << 20, open_cost=1 << 19, least=4))) == count
-    plan.release()
+    job.release()
     with meter.measure("load the plan"):
-        again = Plan.take(dataset, job_id)
-        assert again is not None
-        assert len(again.entries()) == count
+        again = Job.resume(snapshot.log, job.id)
+        planned = again.planned()
+        assert len(planned) == count
+        files = {row.path: row.file for row in planned}
     with meter.measure("commit"):
-        made = dataset.commit(Wish("encrypt", job_id, planned))
+        made = again.commit(Wish("encrypt", planned))
         assert made.version is not None
         assert not made.change.refused
-    with meter.measure("end"):
-        again.end()
+    snapshot = snapshot._replace(entry=made.head)
     with meter.measure("read the version"):
-        assert sum(1 for _ in dataset.entries(dataset.current())) == count
-    changed = [entry._replace(file=f"{entry.file}.2") for entry in planned[::1000]]
+        assert sum(1 for _ in snapshot.files()) == count
     with meter.measure("commit a thousandth again"):
-        dataset.commit(Wish("rekey", job_id, changed, planned[::1000], made.version))
+        job, rows = _begun(snapshot, "rekey", listed[::1000])
+        job.commit(Wish("rekey", rows, {row.path: files[row.path] for row in rows}))
     with meter.measure("open one file"), pytest.raises(Exception, match="missing"):
         open_file(folder / "dataset", planned[-1].path, kms=kms)
     return meter.figures
+
+
+def _begun(snapshot: Snapshot, operation: str, listed: Iterable[Entry]) -> tuple[Job, list[FileEntry]]:
+    rows = [_entry(found) for found in listed]
+    return begin_files(snapshot, operation, {}, rows, lambda job_id: [[Want(MASTER)]] * len(rows), 16)
 
 
 def files(count: int, folder: Path) -> Figures:
@@ -164,21 +164,17 @@ def files(count: int, folder: Path) -> Figures:
 @pytest.mark.more
 def test_memory_of_a_commit(tmp_path: Path) -> None:
     """A file of a commit takes less than 1,000 bytes, all names and keys included."""
-    dataset = Ledger.open_or_create(Store(tmp_path), load_kms(make_kms(tmp_path)), MASTER)
-    peaks = []
+    kms, peaks = make_kms(tmp_path), []
     for count in (100, 10_000, 20_000):  # the first one imports what it needs
+        snapshot = Access.of(tmp_path / f"{count} files", kms).create(MASTER)
         gc.collect()
         tracemalloc.start()
-        job_id = new_job_id()
-        listed = (Entry(f"{job_id}/part-{n:08}.avro", 4096, f"{n:019}", 1.0) for n in range(count))
-        planned = [_entry(found, job_id) for found in listed]
-        planned = reserve_keys(dataset, Policy(), job_id, MASTER, True, planned, [{}] * count)
-        with ExitStack() as held:
-            plan, planned = begin_plan(dataset, held, job_id, planned, 16, base=0)
-            commit_plan(plan, Wish("encrypt", job_id, planned))
+        listed = (Entry(f"{count}/part-{n:08}.avro", 4096, f"{n:019}", 1.0) for n in range(count))
+        job, planned = _begun(snapshot, "encrypt", listed)
+        job.commit(Wish("encrypt", planned))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        del planned, plan
+        del planned, job
     assert (peaks[2] - peaks[1]) / 10_000 < 1000
 
 

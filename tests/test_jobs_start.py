@@ -227,7 +227,7 @@ def test_a_worker_imports_what_its_tasks_need() -> None:
     )
     modules = set(told.split())
     assert "ags_fast.jobs.engines.worker" in modules
-    assert not modules & {"ags_fast.jobs.run", "ags_fast.jobs.compaction", "ags_fast.dataset.dataset"}
+    assert not modules & {"ags_fast.jobs.run", "ags_fast.jobs.versions", "ags_fast.dataset.dataset"}
 
 
 def children() -> set[str]:

@@ -1,56 +1,69 @@
-"""All key stores under one contract: memory, a dataset, another folder, SQLite, PostgreSQL; and 10**5 keys."""
+"""Key stores: what all kinds do, what a log does with them, and where a process may die."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import pickle
 import signal
 import socket
 import threading
-import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kms_clients import Shelf, keystore
+from kms_clients import keystore
 from programs import wrapping
-from support import finish_python, flip, program, start_python
+from support import finish_python, program, start_python
 
-from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError, PolicyError
+pytest.importorskip("msgspec")
+
+from datasets import new_row, replace_keks, rewrap_keks
+
+from ags_fast.dataset import reach
+from ags_fast.dataset.change import Wish
+from ags_fast.dataset.dataset import Dataset
+from ags_fast.dataset.draft import Draft, Idle
+from ags_fast.dataset.entry import Entry
+from ags_fast.dataset.job import Job
+from ags_fast.dataset.kinds import Want
+from ags_fast.dataset.log import Log
+from ags_fast.dataset.names import new_job_id
+from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError, UnknownKeyError
 from ags_fast.fs import Store
-from ags_fast.keys import (
-    DatasetKeyStore,
-    Envelope,
-    KeyEntry,
+from ags_fast.keys import clear_cache, load_kms
+from ags_fast.keys.entry import ROW, KeyEntry
+from ags_fast.keys.kms import local
+from ags_fast.keys.stores import (
+    FolderKeyStore,
     KeyResolver,
+    KeyStore,
     MemoryKeyStore,
-    binding,
-    clear_cache,
-    kms_calls,
-    new_kek,
+    Wraps,
+    job_of_row,
     open_key_store,
-    seal_document,
+    rows_of,
 )
-from ags_fast.keys.entry import UnknownKeyError
-from ags_fast.keys.stores import Entries, claimed_keys
-from ags_fast.keys.stores.parts import INLINE, bucket_size
+from ags_fast.keys.stores.base import row_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import builtins
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from servers.postgres import Postgres
 
-BOUND = binding("d", "dek", "a/b")
+    from ags_fast.keys import KmsClient
+
+MAIN = Want("master")
+KINDS = ("memory", "folder", "sqlite", "postgres")
 
 
 @pytest.fixture
-def kms(tmp_path: Path) -> dict[str, str]:
+def kms(tmp_path: Path) -> KmsClient:
     clear_cache()
-    return keystore(tmp_path, "m", "n")
+    return load_kms(keystore(tmp_path, "master", "other"))
 
 
 @pytest.fixture(scope="module")
@@ -64,691 +77,588 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-class Opened:
-    """A place for keys, and stores of it that know nothing of each other."""
-
-    def __init__(self, name: str, tmp_path: Path, kms: dict[str, str], postgres: Any) -> None:
-        self.alone = MemoryKeyStore("d") if name == "memory" else None
-        self.where: Any = {
-            "dataset": lambda: None,
-            "place": lambda: f"memory://{tmp_path.name}-keys",
-            "sqlite": lambda: f"sqlite:///{tmp_path}/keys.db?dataset=d",
-            "postgres": lambda: f"{postgres().url}?dataset={tmp_path.name}",
-            "memory": lambda: self.alone,
-        }[name]()
-        self.id = tmp_path.name if name == "postgres" else "d"
-        self.open: Callable[[], KeyResolver] = lambda: open_key_store(
-            self.where, kms, store=Store(tmp_path / "dataset"), dataset_id=self.id
-        )
+@pytest.fixture(params=KINDS)
+def reached(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    """Return stores of one place that know nothing of each other."""
+    if request.param == "memory":
+        store = MemoryKeyStore()
+        return lambda: store
+    if request.param == "folder":
+        return lambda: open_key_store(tmp_path / "keys")
+    pytest.importorskip("sqlalchemy")
+    url = f"sqlite:///{tmp_path}/keys.db"
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres").url
+    return lambda: open_key_store(url)
 
 
-@pytest.fixture(params=["memory", "dataset", "place", "sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, kms: dict[str, str]) -> Opened:
-    if request.param == "place":
-        pytest.importorskip("fsspec")
-    if request.param == "sqlite":
-        pytest.importorskip("sqlalchemy")
-    return Opened(request.param, tmp_path, kms, lambda: request.getfixturevalue("postgres"))
+def rows(count: int, job_id: str | None = None) -> dict[str, bytes]:
+    job_id = job_id or new_job_id()
+    return {
+        row_name(job_id, wrapped): wrapped for wrapped in (bytes([i % 256, i // 256, 0, 255]) for i in range(count))
+    }
 
 
-def put(keys: Any, *entries: KeyEntry) -> int:
-    return int(keys.compare_and_swap({entry.key_id: entry for entry in entries}, keys.version))
+class TestKeyStores:
+    """What all kinds do."""
+
+    def test_the_protocol(self, reached: Callable[[], Any], tmp_path: Path) -> None:
+        store, one, other = reached(), f"a/{tmp_path}", "..\0'\"" if isinstance(reached(), MemoryKeyStore) else "..'\""
+        assert isinstance(store, KeyStore)
+        assert isinstance(store, KeyResolver)
+        some, more = rows(3), rows(2)
+        names = [*some]
+        assert store.get(one, names) == {}
+        store.put(one, some)
+        store.put(other, more)
+        assert reached().get(one, names[:2]) == {name: some[name] for name in names[:2]}
+        assert reached().get(one, [*more]) == {}  # another dataset's
+        assert {*reached().list(one)} == {*some}
+        assert {*reached().list(other)} == {*more}
+        assert [*reached().list("a")] == []
+        store.put(one, {**some, **more})  # what is there stays
+        store.remove(one, [names[0], "absent", *more])
+        store.remove(one, [])
+        assert reached().get(one, names) == {name: some[name] for name in names[1:]}
+        store.remove(one, names)
+        store.remove(other, [*more])
+        assert [*reached().list(one)] == [*reached().list(other)] == []
+
+    def test_a_row_never_changes(self, reached: Callable[[], Any], tmp_path: Path) -> None:
+        store, (name, wrapped) = reached(), next(iter(rows(1).items()))
+        store.put(f"{tmp_path}", {name: wrapped})
+        store.put(f"{tmp_path}", {name: b"another"})
+        assert store.get(f"{tmp_path}", [name]) == {name: wrapped}
+        store.remove(f"{tmp_path}", [name])
+
+    def test_many_rows(self, reached: Callable[[], Any], tmp_path: Path) -> None:
+        store, many = reached(), rows(1201)
+        store.put(f"{tmp_path}", many)
+        assert store.get(f"{tmp_path}", [*many]) == many
+        store.remove(f"{tmp_path}", [*many])
+        assert [*store.list(f"{tmp_path}")] == []
+
+    def test_stores_begin_at_once(self, reached: Callable[[], Any], tmp_path: Path) -> None:
+        """Whoever is first makes the tables."""
+        parts, errors = [rows(5) for _ in range(6)], list[BaseException]()
+        barrier = threading.Barrier(len(parts))
+
+        def put(part: dict[str, bytes]) -> None:
+            store = reached()
+            barrier.wait()
+            try:
+                store.put(f"{tmp_path}", part)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=put, args=(part,)) for part in parts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert {*reached().list(f"{tmp_path}")} == {name for part in parts for name in part}
+
+    def test_pickles(self, reached: Callable[[], Any], tmp_path: Path) -> None:
+        store, some = reached(), rows(2)
+        store.put(f"{tmp_path}", some)
+        if isinstance(store, MemoryKeyStore):
+            with pytest.raises(TypeError, match="Envelope"):
+                pickle.dumps(store)
+        else:
+            assert pickle.loads(pickle.dumps(store)).get(f"{tmp_path}", [*some]) == some
+
+    def test_no_wrap_is_shown(self, reached: Callable[[], Any], tmp_path: Path) -> None:
+        store, some = reached(), rows(1)
+        store.put(f"{tmp_path}", some)
+        for wrapped in some.values():
+            assert wrapped.hex() not in repr(store)
+            assert str(wrapped)[2:-1] not in repr(store)
+
+    def test_a_dataset(self, reached: Callable[[], Any], tmp_path: Path, kms: KmsClient) -> None:
+        """Files are written and read, KEKs and the master key turn, and rows come and go."""
+        log = new_log(tmp_path / "d", kms, reached(), str(tmp_path))
+        add(log, "a", "b")
+        assert rows_at(reached(), log) == named(log)
+        replace_keks(Job.begin(log, "rotate"))
+        assert len(named(log)) == 2
+        assert rows_at(reached(), log) == named(log)
+        old = named(log)
+        rewrap_keks(log, "master")
+        assert rows_at(reached(), log) == named(log)
+        assert old.isdisjoint(named(log))
+        clear_cache()
+        again = Log(log.store, kms, key_store=reached())
+        assert {*paths(again)} == {"a", "b"}
+        add(again, "c")
+        reach.expire(again, Idle(), lambda head: head.number, skip_grace=True, now_ms=0)
+        assert len(named(again)) == 1
+        assert rows_at(reached(), again) == named(again)
+        # A log that was read before finds the newest wraps, and one that looks at an old version, too.
+        clear_cache()
+        assert {*paths(log)} == {"a", "b", "c"}
+
+    def test_no_wrap_is_in_the_dataset(self, reached: Callable[[], Any], tmp_path: Path, kms: KmsClient) -> None:
+        log = new_log(tmp_path / "d", kms, reached(), str(tmp_path))
+        job = Job.begin(log, "write", {Want("other"): 1})
+        new_row(job, "a", Want("other"))
+        wraps = reached().get(str(tmp_path), rows_at(reached(), log))
+        assert len(wraps) == 2
+        for listed in log.store.list():
+            data = log.store.read_small(listed.path, 1 << 20)
+            for wrapped in wraps.values():
+                assert wrapped not in data
+                assert base64.b64encode(wrapped) not in data
+        job.give_up()
+        assert rows_at(reached(), log) == named(log)
 
 
-def many(count: int, more: int = 0) -> dict[str, KeyEntry]:
-    """KEKs as KMSs of the cloud make them, by their wrapped size."""
-    master = "arn:aws:kms:eu-central-1:123456789012:key/12345678-1234-1234-1234-123456789012"
-    entries = (
-        KeyEntry(f"key-{i:06}-{'x' * 11}", master, bytes(60), "retired", 1_700_000_000_000 + i)
-        for i in range(more, more + count)
-    )
-    return {entry.key_id: entry for entry in entries}
+# ---------------------------------------------------------------------------------------------------------- a log
 
 
-# ---------------------------------------------------------------- what all stores do
+def new_log(folder: Path, kms: KmsClient, key_store: Any, dataset_id: str = "id") -> Log:
+    log = Log(Store(folder), kms, key_store=key_store)
+    from ags_fast.dataset.policy import Policy
+
+    log.create(Entry.first_of(dataset_id, MAIN.new_kek(kms.for_dataset(dataset_id)), Policy()))
+    return log
 
 
-def test_the_protocol(place: Opened, kms: dict[str, str]) -> None:
-    keys = place.open()
-    assert isinstance(keys, KeyResolver)
-    assert keys.dataset_id == place.id
-    assert (keys.version, keys.refresh(), keys.list(), keys.history()) == (0, 0, [], [])
-    with pytest.raises(UnknownKeyError, match="no key 'absent'"):
-        keys.get("absent")
-    second = new_kek(kms, "m", now=2, properties={"note": "ключ \0 ' \"", "scope": "day=1"})
-    first = new_kek(kms, "n", now=1, double_wrap=False)
-    assert keys.compare_and_swap({second.key_id: second}, 0) == 1 == keys.version
-    assert keys.compare_and_swap({first.key_id: first}, 1, operation="add") == 2
-    assert keys.get(first.key_id) == first
-    assert keys.list() == [first, second]
-    retired = first.replace(state="retired", uses=7, more={"later": [1, {"a": None}]})
-    assert put(keys, retired) == 3
-    assert keys.list("active") == [second]
-    assert keys.list("retired") == [retired]
-    assert keys.compare_and_swap({first.key_id: None, "never there": None}, 3) == 4
-    with pytest.raises(KeyAccessError):
-        keys.get(first.key_id)
-    assert keys.list() == place.open().list() == [second]
-    history = keys.history()
-    assert [change.version for change in history] == [1, 2, 3, 4]
-    assert [change.changes for change in history] == [
-        {"added": [second.key_id], "changed": [], "removed": []},
-        {"added": [first.key_id], "changed": [], "removed": []},
-        {"added": [], "changed": [first.key_id], "removed": []},
-        {"added": [], "changed": [], "removed": [first.key_id]},
-    ]
-    assert [change.time_ms for change in history] == sorted(change.time_ms for change in history)
-    assert put(keys, second) == 5
-    assert keys.history()[-1].changes == {"added": [], "changed": [], "removed": []}
+def add(log: Log, *paths: str, kind: Want = MAIN) -> None:
+    """Commit files, whose content is of no matter here."""
+    job = Job.begin(log, "write", {kind: len(paths)})
+    new = [new_row(job, path, kind) for path in paths]
+    for one in new:
+        log.store.write_small(one.file, b"content")
+    job.commit(Wish("write", new))
 
 
-def test_conflicts(place: Opened, kms: dict[str, str]) -> None:
-    keys = place.open()
-    first = new_kek(kms, "m")
-    for expected in (1, -1):
-        with pytest.raises(ConcurrentChangeError, match="at version 0"):
-            keys.compare_and_swap({first.key_id: first}, expected)
-    put(keys, first)
-    for expected in (0, 2, 3, -1, -2):
-        with pytest.raises(ConcurrentChangeError, match="at version 1"):
-            keys.compare_and_swap({first.key_id: None}, expected)
-    with pytest.raises(ValueError, match="under 'x'"):
-        keys.compare_and_swap({"x": first}, 1)
-    assert keys.list() == [first]
-    assert keys.version == keys.refresh() == 1
+def paths(log: Log) -> list[str]:
+    """Open every table and every data key."""
+    head = log.head()
+    envelope, found = log.envelope(head), []
+    for row in Snapshot(log, head).files():
+        for key_id, wrapped, bound in row.wraps(head.dataset_id):
+            assert len(envelope.unwrap(key_id, wrapped, bound)) == 16
+        found.append(row.path)
+    return found
 
 
-def test_others_change_it(place: Opened, kms: dict[str, str]) -> None:
-    keys, other = place.open(), place.open()
-    first = new_kek(kms, "m")
-    put(keys, first)
-    assert other.refresh() == 1
-    assert other.get(first.key_id) == first
-    second = new_kek(kms, "m")
-    put(keys, first.replace(uses=5), second)
-    assert other.get(second.key_id) == second  # asked for again, for it was not there before
-    assert other.refresh() == 2
-    assert other.get(first.key_id).uses == 5
-    put(keys, first.replace(uses=6))
-    if place.alone is None:
-        before = other.version
-        other.list()
-        assert before == 2
-        with pytest.raises(ConcurrentChangeError, match="at version 3"):
-            other.compare_and_swap({first.key_id: None}, before)
-    assert other.version == 3
-    assert other.get(first.key_id).uses == 6
+def named(log: Log) -> set[str]:
+    return {*rows_of(log.head().keys.values())}
 
 
-def test_the_version_is_never_newer_than_what_was_read(place: Opened, kms: dict[str, str]) -> None:
-    """Else a change made from both would undo what came between."""
-    entry = new_kek(kms, "m")
-    put(place.open(), entry)
-    for read in (lambda keys: keys.get(entry.key_id), lambda keys: keys.list()[0]):
-        late = place.open()
-        seen = read(late)
-        put(place.open(), seen.replace(uses=seen.uses + 1))
-        if place.alone is None:
-            with pytest.raises(ConcurrentChangeError):
-                put(late, seen.replace(uses=seen.uses + 100))
-    assert place.open().get(entry.key_id).uses == 2
+def rows_at(store: Any, log: Log) -> set[str]:
+    return {*store.list(log.head().dataset_id)}
 
 
-def test_lazy_entries(place: Opened, kms: dict[str, str]) -> None:
-    """An envelope over a store finds keys that were put in after it was made, and those that were wrapped anew."""
-    keys = place.open()
-    entries = Entries(keys)
-    envelope = Envelope(kms, entries)
-    assert len(entries) == 0
-    assert list(entries) == []
-    assert "x" not in entries
-    assert entries.get("x") is None
-    with pytest.raises(KeyError):
-        entries["x"]
-    with pytest.raises(KeyAccessError, match="'x'"):
-        envelope.unwrap("x", bytes(60), BOUND)
-    first = new_kek(kms, "m", now=1)
-    put(keys, first)
-    wrapped = envelope.wrap(first.key_id, bytes(range(16)), BOUND)
-    rewrapped = first.replace(wrapped=new_kek(kms, "m").wrapped)
-    put(keys, rewrapped, new_kek(kms, "m", now=2))
-    assert envelope.entries[first.key_id] == rewrapped
-    assert entries[first.key_id] == rewrapped
-    with pytest.raises(IntegrityError):  # another KEK by now: what was unwrapped before is not used any more
-        envelope.unwrap(first.key_id, wrapped, BOUND)
-    put(keys, first)
-    assert envelope.unwrap(first.key_id, wrapped, BOUND) == bytes(range(16))
-    assert list(envelope.subset([first.key_id]).entries) == [first.key_id]
-    assert list(entries) == [entry.key_id for entry in keys.list()]
-    assert len(entries) == 2
-    assert "Entries of" in repr(envelope)
-    if place.alone is None:
-        shipped = pickle.loads(pickle.dumps(envelope))
-        assert shipped.unwrap(first.key_id, wrapped, BOUND) == bytes(range(16))
+class Killed(BaseException):
+    """The process dies."""
 
 
-def test_an_entry_under_another_name(kms: dict[str, str]) -> None:
-    class Lying(Entries):
-        def __getitem__(self, key_id: str) -> KeyEntry:
-            return KeyEntry("another", "m")
-
-    with pytest.raises(ValueError, match="under 'k'"):
-        Envelope(kms, Lying(MemoryKeyStore())).wrap("k", bytes(16), BOUND)
-
-
-def test_large_entries(place: Opened, kms: dict[str, str]) -> None:
-    keys = place.open()
-    large = [
-        new_kek(kms, "m", now=i, properties={"note": chr(0x430 + i) * 25_000}).replace(more={"more": "n" * 25_000})
-        for i in range(5)
-    ]
-    huge = KeyEntry("huge", "m", bytes(range(256)) * 200, "retired", 9)
-    put(keys, *large, huge)
-    fresh = place.open()
-    assert fresh.get("huge") == huge
-    assert fresh.list() == [*large, huge]
-
-
-def test_threads_lose_nothing(place: Opened, kms: dict[str, str]) -> None:
-    keys = place.open()
-    lost: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            for _ in range(5):
-                entry = new_kek(kms, "m")
-                while True:
-                    try:
-                        put(keys, entry)
-                        break
-                    except ConcurrentChangeError:
-                        continue
-        except BaseException as error:
-            lost.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not lost
-    assert keys.version == 20
-    assert len(keys.list()) == 20
-
-
-def test_one_winner(place: Opened, kms: dict[str, str]) -> None:
-    """Of eight who have seen one version, one makes the next; the others change nothing, and are told."""
-    stores = [place.open() for _ in range(8)]
-    barrier = threading.Barrier(8)
-    won: list[tuple[int, str]] = []
-    failed: list[BaseException] = []
-
-    def race(i: int) -> None:
-        try:
-            for version in range(4):
-                entry = KeyEntry(f"{version} of {i}", "m", created_ms=version)
-                assert stores[i].refresh() == version
-                barrier.wait(30)
-                try:
-                    assert stores[i].compare_and_swap({entry.key_id: entry}, version) == version + 1
-                    won.append((version, entry.key_id))
-                except ConcurrentChangeError:
-                    pass
-                barrier.wait(30)
-        except BaseException as error:
-            barrier.abort()
-            failed.append(error)
-
-    threads = [threading.Thread(target=race, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
-    assert [version for version, _ in sorted(won)] == [0, 1, 2, 3]
-    assert [entry.key_id for entry in place.open().list()] == [key_id for _, key_id in sorted(won)]
-    assert [change.changes["added"] for change in place.open().history()] == [[key_id] for _, key_id in sorted(won)]
-
-
-# ---------------------------------------------------------------- where they are
-
-
-def test_where_keys_are(tmp_path: Path, kms: dict[str, str]) -> None:
-    store = Store(tmp_path / "dataset")
-    inside = open_key_store(None, kms, store=store)
-    put(inside, new_kek(kms, "m"))
-    assert isinstance(inside, DatasetKeyStore)
-    assert [e.path for e in store.list()] == ["_ags/keys/00000001.json"]
-    for where in (tmp_path / "other", Store(tmp_path / "another")):
-        outside = open_key_store(where, kms, store=store)
-        put(outside, new_kek(kms, "m"))
-        assert open_key_store(where, kms, store=store).dataset_id == outside.dataset_id != inside.dataset_id
-    assert (tmp_path / "other/_ags/keys/00000001.json").is_file()
-    with pytest.raises(IntegrityError, match="another dataset's"):
-        open_key_store(tmp_path / "other", kms, store=store, dataset_id=inside.dataset_id).list()
-    mine = MemoryKeyStore("d")
-    assert open_key_store(mine, kms, store=store) is mine is open_key_store(mine, kms, store=store, dataset_id="d")
-    with pytest.raises(ValueError, match="'d', not 'e'"):
-        open_key_store(mine, kms, store=store, dataset_id="e")
-
-
-# ---------------------------------------------------------------- many keys in a folder
-
-
-class Meter(Shelf):
-    """A shelf that counts bytes, and says when objects were made."""
+class Watched:
+    """A key store in memory that tells what is asked of it, and may die."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.read_nbytes = self.written_nbytes = 0
-        self.made: dict[str, float] = {}
+        self.store, self.dies = MemoryKeyStore(), ""
+        self.asked: builtins.list[str] = []
 
-    def list(self, prefix: str = "") -> Iterator[Any]:
-        listed = super().list(prefix)
-        return iter([SimpleNamespace(**{**vars(e), "modified": self.made.get(e.path, 0.0)}) for e in listed])
+    def _ask(self, what: str) -> None:
+        if what == self.dies:
+            raise Killed
+        self.asked.append(what)
 
-    def read_small(self, path: str, limit: int) -> bytes:
-        data = super().read_small(path, limit)
-        if len(data) > limit:
-            raise FormatError(f"{path} was changed: it is longer")
-        self.read_nbytes += len(data)
-        return data
+    def get(self, dataset_id: str, names: Collection[str]) -> dict[str, bytes]:
+        self._ask("get")
+        return self.store.get(dataset_id, names)
 
-    def create_exclusive(self, path: str, data: bytes) -> None:
-        super().create_exclusive(path, data)
-        self.written_nbytes += len(data)
-        self.made[path] = time.time()
+    def put(self, dataset_id: str, rows: Mapping[str, bytes]) -> None:
+        self._ask("put")
+        self.store.put(dataset_id, rows)
 
-    def reset(self) -> None:
-        self.read_nbytes = self.written_nbytes = 0
-        self.requests.clear()
+    def list(self, dataset_id: str) -> builtins.list[str]:
+        self._ask("list")
+        return self.store.list(dataset_id)
 
-    def newest(self) -> str:
-        return max(path for path in self.objects if path.startswith("_ags/keys/0"))
-
-    def body(self) -> Any:
-        return json.loads(self.objects[self.newest()])["body"]
+    def remove(self, dataset_id: str, names: builtins.list[str]) -> None:
+        self._ask("remove")
+        self.store.remove(dataset_id, names)
 
 
-@pytest.mark.more
-def test_a_hundred_thousand_keys(kms: dict[str, str]) -> None:
-    """No lookup and no change reads or writes more than the document and a bucket."""
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    sealer = new_kek(kms, "m", now=1_600_000_000_000)
-    entries = many(100_000)
-    assert keys.compare_and_swap({sealer.key_id: sealer, **entries}, 0) == 1
-    assert len(shelf.objects[shelf.newest()]) < 100_000
-    assert len(shelf.objects) == 1 + 512 + 1
-    for key_id in list(entries)[::9973]:  # as docs/dataset-format.md has it: of 2**9 buckets, the first 9 bits
-        part = shelf.body()["buckets"][int.from_bytes(hashlib.sha256(key_id.encode()).digest()[:2]) >> 7]
-        data = shelf.objects[part["path"]]
-        assert base64.b64decode(part["sha256"]) == hashlib.sha256(data).digest()
-        assert part["length"] == len(data)
-        assert entries[key_id].to_json() in json.loads(data)["keys"]
-        assert part["entries"] == len(json.loads(data)["keys"])
+def test_one_request_for_many_keys(tmp_path: Path, kms: KmsClient) -> None:
+    store = Watched()
+    log = new_log(tmp_path / "d", kms, store)
+    for i in range(5):
+        add(log, f"{i}", kind=Want("master", True, False, f"scope {i}"))
+    assert store.asked == ["put"] * 6
+    store.asked.clear()
+    log = Log(log.store, kms, key_store=store)
+    rows = [*Snapshot(log, log.head()).files()]
+    assert store.asked == ["get"]  # the sealer
+    envelope = Snapshot(log, log.head()).holding({row.key_id for row in rows}).envelope
+    assert store.asked == ["get", "get"]
+    assert [*paths(log)] == [row.path for row in rows]
+    assert store.asked == ["get", "get"]
+    shipped = pickle.loads(pickle.dumps(envelope))  # it has the keys, and does not need the store
+    (key_id, wrapped, bound), *_ = rows[0].wraps("id")
+    assert shipped.unwrap(key_id, wrapped, bound) == envelope.unwrap(key_id, wrapped, bound)
+    for text in (repr(log.envelope(log.head()).entries), repr(envelope)):
+        assert base64.b64encode(store.store.get("id", named(log)).popitem()[1]).decode() not in text
+
+
+def test_a_whole_envelope_is_sent_with_its_store(tmp_path: Path, kms: KmsClient) -> None:
+    log = new_log(tmp_path / "d", kms, FolderKeyStore(tmp_path / "keys"))
+    add(log, "a")
+    (row,) = Snapshot(log, log.head()).files()
+    shipped = pickle.loads(pickle.dumps(log.envelope(log.head())))
+    ((key_id, wrapped, bound),) = row.wraps("id")
     clear_cache()
-    before = kms_calls()
-    for key_id in ("key-000000-xxxxxxxxxxx", "key-099999-xxxxxxxxxxx"):
-        shelf.reset()
-        reader = DatasetKeyStore(shelf, kms)
-        assert reader.get(key_id) == entries[key_id]
-        assert shelf.read_nbytes < 300_000
-        assert sorted(shelf.requests) == ["list", "read", "read"]
-        shelf.reset()
-        assert reader.get(key_id) == entries[key_id]
-        assert reader.get(sealer.key_id) == sealer
-        assert shelf.requests == []
-    with pytest.raises(UnknownKeyError):
-        reader.get("absent")
-    assert kms_calls() - before == {("local", "unwrap"): 1}
-    shelf.reset()
-    writer = DatasetKeyStore(shelf, kms)
-    new = new_kek(kms, "m", properties={"scope": "day=1"})
-    assert put(writer, new) == 2
-    assert shelf.read_nbytes < 300_000
-    assert shelf.written_nbytes < 300_000
-    assert shelf.requests.count("create") == 2
-    reader = DatasetKeyStore(shelf, kms)
-    assert reader.list() == [sealer, *entries.values(), new]
-    assert [len(change.changes["added"]) for change in reader.history()] == [100_001, 1]
-    assert len(Envelope(kms, reader.entries).subset([new.key_id]).entries) == 1
+    assert len(shipped.unwrap(key_id, wrapped, bound)) == 16
+    assert set(shipped.entries) == set(log.head().keys)
 
 
-def check(shelf: Meter, kms: dict[str, str], expected: dict[str, KeyEntry]) -> None:
-    """What a new reader finds, one by one and all, and that each bucket has what it should."""
-    reader = DatasetKeyStore(shelf, kms)
-    assert sorted(reader.list(), key=lambda e: e.key_id) == sorted(expected.values(), key=lambda e: e.key_id)
-    some = list(expected)[:: max(1, len(expected) // 20)]
-    fresh = DatasetKeyStore(shelf, kms)
-    assert [fresh.get(key_id) for key_id in some] == [expected[key_id] for key_id in some]
-    body = shelf.body()
-    if len(expected) <= INLINE:
-        assert "buckets" not in body
-        assert "sealer" not in body
-        assert len(body["keys"]) == len(expected)
-    else:
-        counts = [bucket["entries"] if bucket else 0 for bucket in body["buckets"]]
-        assert "keys" not in body
-        assert sum(counts) == len(expected) - 1  # the document has the sealer
-        size = bucket_size(sum(counts))
-        assert size / 4 <= sum(counts) / len(counts) <= size
+def test_rows_come_before_what_names_them(tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Watched()
+    log = new_log(tmp_path / "d", kms, store)
+    add(log, "a")
+    create = log.store.create_exclusive
 
-
-def test_growing_and_shrinking(kms: dict[str, str]) -> None:
-    """From the document to buckets, to more of them, and all the way back."""
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    sealer = new_kek(kms, "m")
-    expected = {sealer.key_id: sealer}
-    put(keys, sealer)
-    numbers = []
-    for begin, end in ((0, 63), (63, 64), (64, 300), (300, 1600), (1600, 1601)):
-        new = many(end - begin, begin)
-        put(keys, *new.values())
-        expected |= new
-        check(shelf, kms, expected)
-        numbers.append(len(shelf.body().get("buckets", ())))
-    assert numbers == [0, 2, 8, 32, 32]
-    for left in (1100, 450, 65, 64, 3):
-        gone = list(expected)[left:]
-        keys.compare_and_swap(dict.fromkeys(gone), keys.version)
-        expected = {key_id: entry for key_id, entry in expected.items() if key_id not in gone}
-        check(shelf, kms, expected)
-    changes = [change.changes for change in DatasetKeyStore(shelf, kms).history()]
-    assert sum(len(change["added"]) for change in changes) - sum(len(change["removed"]) for change in changes) == 3
-    assert len(changes) == keys.version == 11
-
-
-def test_what_is_claimed(kms: dict[str, str]) -> None:
-    """Without a KMS."""
-    shelf = Meter()
-    with pytest.raises(FileNotFoundError):
-        claimed_keys(shelf)
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    entry = new_kek(kms, "m")
-    before = kms_calls()
-    put(keys, entry)
-    assert claimed_keys(shelf) == ("d", [entry])
-    put(keys, *many(900).values())
-    clear_cache()
-    assert claimed_keys(shelf) == ("d", keys.list())
-    assert kms_calls() == before
-    del shelf.objects[shelf.body()["buckets"][1]["path"]]
-    with pytest.raises(IntegrityError, match="is missing"):
-        claimed_keys(shelf)
-
-
-def test_only_what_changes_is_written(kms: dict[str, str]) -> None:
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    sealer = new_kek(kms, "m", properties={"note": "x"})
-    put(keys, sealer, *many(3000).values())
-    for changes, buckets in (
-        ({}, 0),
-        ({"absent": None}, 0),
-        (dict.fromkeys(list(many(1)), None), 1),
-        ({sealer.key_id: sealer.replace(uses=5)}, 0),
-    ):
-        before = shelf.body()["buckets"]
-        keys.compare_and_swap(changes, keys.version)
-        after = shelf.body()["buckets"]
-        assert sum(a != b for a, b in zip(before, after, strict=True)) == buckets
-    assert DatasetKeyStore(shelf, kms).get(sealer.key_id).uses == 5
-    assert [e.uses for e in DatasetKeyStore(shelf, kms).list("active")] == [5]
-
-
-def test_the_sealer_of_many(kms: dict[str, str]) -> None:
-    """It is the newest of the right kind, also where most entries are not looked at."""
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    old, new = new_kek(kms, "m", now=1), new_kek(kms, "m", now=2)
-    single = new_kek(kms, "m", now=9, double_wrap=False)
-
-    def sealed_by() -> str:
-        assert json.loads(shelf.objects[shelf.newest()])["auth"]["key_id"] == shelf.body()["sealer"]["key-id"]
-        return str(shelf.body()["sealer"]["key-id"])
-
-    put(keys, single, *many(1000).values())
-    assert sealed_by() == single.key_id
-    put(keys, old)
-    assert sealed_by() == old.key_id
-    put(keys, new_kek(kms, "m", properties={"use": "columns"}), new_kek(kms, "m", properties={"scope": "day=1"}))
-    assert sealed_by() == old.key_id
-    put(keys, new)
-    assert sealed_by() == new.key_id
-    put(keys, new.replace(state="retired"), new_kek(kms, "m", double_wrap=False))
-    assert sealed_by() == old.key_id  # which nobody named in this change
-    keys.compare_and_swap({old.key_id: None}, keys.version)
-    assert sealed_by() != old.key_id
-    version = keys.version
-    with pytest.raises(PolicyError, match="active key"):
-        put(keys, *(entry.replace(state="retired") for entry in keys.list("active")))
-    assert keys.refresh() == version
-    check(shelf, kms, {entry.key_id: entry for entry in keys.list()})
-
-
-def test_history_moves_out(kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ags_fast.keys.stores.parts.HISTORY_NBYTES", 300)
-    monkeypatch.setattr("ags_fast.keys.stores.parts.HISTORY", 7)
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    entry = new_kek(kms, "m")
-    put(keys, entry, *many(600).values())
-    for uses in range(12):
-        put(keys, entry.replace(uses=uses))
-    body = shelf.body()
-    assert len(body["earlier"]) == 2
-    assert len(body["history"]) < 4
-    assert [change.version for change in DatasetKeyStore(shelf, kms).history()] == list(range(7, 14))
-    assert sum(part["entries"] for part in body["earlier"]) + len(body["history"]) < 7 + 3
-
-
-def test_unknown_fields_survive_in_buckets(kms: dict[str, str]) -> None:
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    entry = new_kek(kms, "m")
-    put(keys, entry, *(e.replace(more={"later": 1}) for e in many(600).values()))
-    body = shelf.body() | {"retention": {"days": None}, "note": None}
-    shelf.objects[shelf.newest()] = seal_document(keys.envelope(), entry.key_id, "d", shelf.newest(), body)
-    older = DatasetKeyStore(shelf, kms)
-    put(older, *many(1, 700).values())
-    assert shelf.body()["retention"] == {"days": None}
-    assert "note" in shelf.body()
-    assert sum(e.more == {"later": 1} for e in DatasetKeyStore(shelf, kms).list()) == 600
-
-
-def test_parts_that_were_changed(kms: dict[str, str]) -> None:
-    """The document's seal covers every bit of what it names."""
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    put(keys, new_kek(kms, "m"), *many(900).values())
-    good = dict(shelf.objects)
-    buckets = [bucket["path"] for bucket in shelf.body()["buckets"]]
-    (history,) = [part["path"] for part in shelf.body()["earlier"]]
-    for path in (buckets[0], history):
-
-        def read(path: str = path) -> None:
-            fresh = DatasetKeyStore(shelf, kms)
-            assert fresh.history() if path == history else fresh.list()
-
-        data = good[path]
-        lies = [flip(data, bit) for bit in range(0, 8 * len(data), 4999)]
-        lies += [data[:-1], data + b" ", b"", good[buckets[1]]]
-        for lie in lies:
-            shelf.objects = good | {path: lie}
-            with pytest.raises(IntegrityError, match="was changed"):
-                read()
-        shelf.objects = {name: data for name, data in good.items() if name != path}
-        with pytest.raises(IntegrityError, match="is missing"):
-            read()
-        shelf.objects = good
-        read()
-    shelf.objects = good | {buckets[0]: b"{}"}
-    inside = next(k for k in many(900) if _in(good[buckets[0]], k))
-    outside = next(k for k in many(900) if not _in(good[buckets[0]], k))
-    fresh = DatasetKeyStore(shelf, kms)
-    assert fresh.get(outside).key_id == outside
-    with pytest.raises(IntegrityError, match="was changed"):
-        fresh.get(inside)
-    with pytest.raises(IntegrityError, match="was changed"):
-        put(fresh, many(900)[inside].replace(uses=1))
-
-
-def _in(bucket: bytes, key_id: str) -> bool:
-    return key_id.encode() in bucket
-
-
-def test_documents_that_are_authentic_and_impossible(kms: dict[str, str]) -> None:
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    entry = new_kek(kms, "m")
-    put(keys, entry, *many(900).values())
-    good, path, envelope = dict(shelf.objects), shelf.newest(), keys.envelope([entry.key_id])
-
-    def swapped(body: Any) -> None:
-        body["buckets"].reverse()
-
-    changes: list[Callable[[Any], Any]] = [
-        swapped,
-        lambda b: b["buckets"].append(None),
-        lambda b: b.update(buckets=[]),
-        lambda b: b.update(buckets=5),
-        lambda b: b.update(buckets=[5, 5]),
-        lambda b: b.pop("buckets"),
-        lambda b: b.pop("sealer"),
-        lambda b: b.update(sealer=many(1).popitem()[1].to_json()),
-        lambda b: b.update(keys=[b["sealer"]]),
-        lambda b: b["buckets"][0].update(path="_ags/keys/00000001.json"),
-        lambda b: b["buckets"][0].update(path="../" + b["buckets"][0]["path"]),
-        lambda b: b["buckets"][0].update(entries=b["buckets"][0]["entries"] + 1),
-        lambda b: b["buckets"][0].update(length="1"),
-        lambda b: b["buckets"][0].pop("sha256"),
-        lambda b: b["earlier"][0].update(length=-1),
-    ]
-    for change in changes:
-        body = json.loads(good[path])["body"]
-        change(body)
-        shelf.objects = good | {path: seal_document(envelope, entry.key_id, "d", path, body)}
-        with pytest.raises((FormatError, IntegrityError)):
-            DatasetKeyStore(shelf, kms).list()
-
-
-def test_buckets_go_while_they_are_read(kms: dict[str, str]) -> None:
-    """Who has an older version in hand is led to the newest, if that is where its buckets went."""
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    entry = new_kek(kms, "m")
-    entries = many(900)
-    put(keys, entry, *entries.values())
-    readers = [DatasetKeyStore(shelf, kms) for _ in range(4)]
-    assert {reader.version for reader in readers} == {1}
-    put(keys, *(e.replace(uses=1) for e in entries.values()))
-    for path in keys.superseded():
-        del shelf.objects[path]
-    assert [path for path in shelf.objects if path.startswith("_ags/keys/0")] == [shelf.newest()]
-    assert readers[0].get(next(iter(entries))).uses == 1
-    assert readers[0].version == 2
-    assert {e.uses for e in readers[1].list("retired")} == {1}
-    assert len(readers[2].history()) == 1
-    assert len(readers[0].history()) == 2
-    with pytest.raises(ConcurrentChangeError, match="at version 2"):
-        readers[3].compare_and_swap(dict.fromkeys(entries), 1)
-    assert readers[3].version == 2
-
-
-def test_buckets_go_while_they_are_changed(kms: dict[str, str]) -> None:
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    entries = many(900)
-    put(keys, new_kek(kms, "m"), *entries.values())
-    late = DatasetKeyStore(shelf, kms)
-    assert late.version == 1
-    read = shelf.read_small
-
-    def overtaken(path: str, limit: int) -> bytes:
-        if shelf.read_small is overtaken:
-            shelf.read_small = read  # type: ignore[method-assign]
-            put(keys, *(e.replace(uses=1) for e in entries.values()))
-            for name in keys.superseded():
-                del shelf.objects[name]
-        return read(path, limit)
-
-    shelf.read_small = overtaken  # type: ignore[method-assign]
-    with pytest.raises(ConcurrentChangeError, match="at version 2"):
-        late.compare_and_swap(dict.fromkeys(entries), 1)
-    assert late.version == 2
-    assert {e.uses for e in late.list("retired")} == {1}
-
-
-def test_what_is_superseded(kms: dict[str, str]) -> None:
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    assert keys.superseded() == []
-    assert keys.objects(0) == set()
-    entry = new_kek(kms, "m")
-    put(keys, entry, *many(900).values())
-    assert keys.superseded() == []
-    assert keys.objects(1) == set(shelf.objects)
-    first = keys.objects(1)
-    put(keys, next(iter(many(1).values())).replace(uses=1))
-    second = keys.objects(2)
-    assert len(second - first) == 2
-    assert len(first - second) == 2
-    assert DatasetKeyStore(shelf, kms).objects(1) == first
-    with pytest.raises(FileNotFoundError):
-        keys.objects(3)
-    young, aged = (f"_ags/keys/{kind}/{'0' * 36}.json" for kind in ("buckets", "history"))
-    for path in (young, aged, "_ags/keys/note.txt", "_ags/keys/buckets/note.json"):
-        shelf.create_exclusive(path, b"{}")
-        shelf.made[path] -= 86_300 if path == young else 86_500
-    found = keys.superseded()
-    assert set(found) == (first - second) | {aged}
-    assert found[-1] == "_ags/keys/00000001.json"  # last, for it names the others, should somebody die here
-    for path in found:
-        del shelf.objects[path]
-    used = {key_id: key.replace(uses=1) for key_id, key in many(1).items()}
-    check(shelf, kms, {entry.key_id: entry, **many(900), **used})
-    assert keys.superseded() == []
-    shelf.objects["_ags/keys/00000001.json"] = b"no document"
-    assert keys.superseded() == ["_ags/keys/00000001.json"]
-
-
-def test_who_loses_a_race_leaves_what_he_wrote(kms: dict[str, str]) -> None:
-    """A request that was sent twice may be told that its object is there, and that one has the parts."""
-    shelf = Meter()
-    keys = DatasetKeyStore(shelf, kms, dataset_id="d")
-    entry = new_kek(kms, "m")
-    put(keys, entry, *many(600).values())
-    create = shelf.create_exclusive
-
-    def echo(path: str, data: bytes) -> None:
+    def created(path: str, data: bytes) -> None:
+        store.asked.append(path.split("/")[1])
         create(path, data)
-        if path == "_ags/keys/00000002.json":
-            raise FileExistsError(path)
 
-    shelf.create_exclusive = echo  # type: ignore[method-assign]
-    with pytest.raises(ConcurrentChangeError):
-        put(keys, entry.replace(uses=1))
-    check(shelf, kms, {entry.key_id: entry.replace(uses=1), **many(600)})
-
-
-def test_in_a_real_folder(tmp_path: Path, kms: dict[str, str]) -> None:
-    store = Store(tmp_path)
-    keys = DatasetKeyStore(store, kms, dataset_id="d")
-    entry = new_kek(kms, "m")
-    put(keys, entry, *many(900).values())
-    put(keys, next(iter(many(1).values())).replace(uses=1))
-    assert keys.objects(2) <= {e.path for e in store.list()}
-    assert "_ags/keys/00000001.json" in keys.superseded()
-    assert len(keys.superseded()) == 2
-    for path in keys.superseded():
-        store.delete(path)
-    assert len(DatasetKeyStore(store, kms).list()) == 901
-    assert keys.superseded() == []
+    monkeypatch.setattr(log.store, "create_exclusive", created)
+    store.asked.clear()
+    replace_keks(Job.begin(log, "rotate"))
+    assert store.asked == ["plans", "plans", "put", "tables", "log"]
+    store.asked.clear()
+    rewrap_keks(log, "master")
+    assert store.asked == ["plans", "get", "put", "log", "list", "remove"] or "get" not in store.asked
+    assert store.asked.index("put") < store.asked.index("log") < store.asked.index("remove")
 
 
-# ---------------------------------------------------------------- in a database
+@pytest.mark.parametrize("dies", ["put", "list", "remove", "plans", "log", "tables"])
+@pytest.mark.parametrize("operation", ["kek", "mek", "expire", "write"])
+def test_a_death_loses_nothing_and_leaves_nothing(
+    operation: str, dies: str, tmp_path: Path, kms: KmsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each step, and then one sweep."""
+    store = Watched()
+    log = new_log(tmp_path / "d", kms, store)
+    add(log, "a")
+    replace_keks(Job.begin(log, "rotate"))
+    work: dict[str, Callable[[], Any]] = {
+        "kek": lambda: replace_keks(Job.begin(log, "rotate")),
+        "mek": lambda: rewrap_keks(log, "master"),
+        "expire": lambda: reach.expire(log, Idle(), lambda head: head.number, skip_grace=True, now_ms=0),
+        "write": lambda: add(log, "b", kind=Want("other")),
+    }
+    create = log.store.create_exclusive
+
+    def created(path: str, data: bytes) -> None:
+        if path.startswith(f"_ags/{dies}/"):
+            raise Killed
+        create(path, data)
+
+    monkeypatch.setattr(log.store, "create_exclusive", created)
+    store.dies = dies
+    try:
+        work[operation]()
+    except Killed:
+        pass
+    store.dies = ""
+    monkeypatch.undo()
+    clear_cache()
+    log = Log(Store(tmp_path / "d"), kms, key_store=store.store)
+    assert named(log) <= rows_at(store.store, log)
+    reach.sweep(log, Idle(), 0)
+    for plan_id in log.plans():  # the test's own process holds its lock
+        log.store.delete(f"_ags/plans/{plan_id}/plan")
+    reach.sweep(log, Idle(), 0)
+    assert rows_at(store.store, log) == named(log)
+    assert {*paths(log)} in ({"a"}, {"a", "b"})
+    add(log, "c")
+    assert "c" in paths(log)
+
+
+def test_a_sweep_leaves_the_rows_of_open_jobs(tmp_path: Path, kms: KmsClient) -> None:
+    store = MemoryKeyStore()
+    log = new_log(tmp_path / "d", kms, store)
+    job = Job.begin(log, "write", {Want("other"): 1})
+    stray = rows(1)
+    store.put("id", {**stray, "nobody's": b"x"})
+    other = Log(log.store, kms, key_store=store)
+    reach.sweep(other, Idle())
+    assert rows_at(store, other) == named(other) | {*job.keys.rows(job.base), "nobody's"}
+    new = new_row(job, "a", Want("other"))
+    log.store.write_small(new.file, b"content")
+    job.commit(Wish("write", [new]))
+    assert [*paths(other)] == ["a"]
+    dead = Job.begin(log, "write", {Want("other", True, False, "scope"): 1})
+    dead.release()
+    reach.sweep(other, Idle())
+    assert rows_at(store, other) == named(other) | {"nobody's"}
+    assert {job_of_row(row) for row in stray} != {None}
+
+
+def test_writers_at_once(tmp_path: Path, kms: KmsClient) -> None:
+    """Each brings a KEK of its own, while others turn the keys, expire and sweep."""
+    store, errors = FolderKeyStore(tmp_path / "keys"), list[BaseException]()
+    new_log(tmp_path / "d", kms, store)
+
+    def run(work: Callable[[Log], Any]) -> None:
+        try:
+            for _ in range(4):
+                work(Log(Store(tmp_path / "d"), kms, key_store=store))
+        except BaseException as error:
+            errors.append(error)
+
+    def write(log: Log) -> None:
+        name = new_job_id()
+        add(log, name, kind=Want("master", True, False, name))
+
+    works: list[Callable[[Log], Any]] = [
+        write,
+        write,
+        lambda log: rewrap_keks(log, "master"),
+        lambda log: reach.expire(log, Idle(), lambda head: head.number - 1, skip_grace=True, now_ms=0),
+        lambda log: reach.sweep(log, Idle(), 1000),
+    ]
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    clear_cache()
+    log = Log(Store(tmp_path / "d"), kms, key_store=store)
+    assert len(paths(log)) == 8
+    reach.sweep(log, Idle())
+    assert rows_at(store, log) == named(log)
+
+
+# ------------------------------------------------------------------------------------------------ rotations
+
+
+def test_who_reads_while_the_master_key_turns(tmp_path: Path, kms: KmsClient) -> None:
+    """A log that was read before names rows that are gone: it looks at the newest version."""
+    store = MemoryKeyStore()
+    writer = new_log(tmp_path / "d", kms, store)
+    add(writer, "a", kind=Want("other", columns=True))
+    reader = Log(writer.store, kms, key_store=store)
+    snapshot = Snapshot(reader, reader.head())
+    rewrap_keks(writer, "other")
+    rewrap_keks(writer, "master")
+    clear_cache()
+    (row,) = snapshot.files()
+    contents = snapshot.holding(row.key_ids())
+    ((key_id, wrapped, bound),) = row.wraps("id")
+    assert len(contents.envelope.unwrap(key_id, wrapped, bound)) == 16
+    with pytest.raises(UnknownKeyError, match="no row"):
+        reader.kek_rows.whole("id", snapshot.entry.keys[key_id])
+
+
+def test_a_kek_that_retires_meanwhile_stays_retired(tmp_path: Path, kms: KmsClient) -> None:
+    store = MemoryKeyStore()
+    log, other = new_log(tmp_path / "d", kms, store), Log(Store(tmp_path / "d"), kms, key_store=store)
+    add(log, "a")
+    (first,) = log.head().keys
+    named_by = log.kek_rows.named
+
+    def meanwhile(key: KeyEntry, job_id: str) -> KeyEntry:
+        if len(other.head().keys) == 1:
+            replace_keks(Job.begin(other, "rotate"))
+        return named_by(key, job_id)
+
+    log.kek_rows.named = meanwhile  # type: ignore[method-assign]
+    rewrap_keks(log, "master")
+    assert log.head().keys[first].state == "retired"
+    assert "retires-ms" in log.head().keys[first].properties
+
+
+def test_a_master_key_retires(tmp_path: Path, kms: KmsClient) -> None:
+    properties = keystore(tmp_path, "master", name="turning")
+    kms, store = load_kms(properties), MemoryKeyStore()
+    log = new_log(tmp_path / "d", kms, store)
+    add(log, "a")
+    (old,) = {log.version_of(key) for key in log.head().keys.values()}
+    with pytest.raises(PolicyError, match="still wraps 1 keys"):
+        reach.retire_master(log, Idle(), old)
+    local.rotate_key(properties, "master")
+    kms = load_kms(properties)
+    log = Log(log.store, kms, key_store=store)
+    rewrap_keks(log, "master")
+    reach.retire_master(log, Idle(), old)
+    assert log.head().gone == (old,)
+    # A KEK that its store does not show counts as under any version.
+    fresh = Log(log.store, kms, key_store=Hiding(store, log.head().sealer, log))
+    add(log, "b", kind=Want("master", True, False, "scope"))
+    add(log, "c", kind=Want("master", True, False, "another"))
+    with pytest.raises(PolicyError, match="still wraps 2 keys"):
+        reach.retire_master(fresh, Idle(), ("master", "9"))
+
+
+class Hiding:
+    """A key store that shows the row of one KEK only."""
+
+    def __init__(self, store: MemoryKeyStore, key_id: str, log: Log) -> None:
+        self._store, self._row = store, log.head().keys[key_id].properties[ROW]
+        self.put, self.list, self.remove = store.put, store.list, store.remove
+
+    def get(self, dataset_id: str, names: Collection[str]) -> dict[str, bytes]:
+        return self._store.get(dataset_id, {*names} & {self._row})
+
+
+# ------------------------------------------------------------------------------------------------ the wrong store
+
+
+@pytest.mark.parametrize("error", [KeyError, KeyAccessError, UnknownKeyError])
+def test_a_resolver_that_raises(error: type[Exception], tmp_path: Path, kms: KmsClient) -> None:
+    """It refuses one of two KEKs: the other one opens, and whoever needs both is told so."""
+
+    class Resolver:
+        def get(self, dataset_id: str, names: Collection[str]) -> Mapping[str, bytes]:
+            found = store.get(dataset_id, names)
+            if refused & {*names} or len(found) < len(names):
+                raise error("no")
+            return found
+
+    store, refused = MemoryKeyStore(), set[str]()
+    writer = new_log(tmp_path / "d", kms, store)
+    add(writer, "a")
+    add(writer, "b", kind=Want("other", columns=True))
+    assert isinstance(Resolver(), KeyResolver)
+    log = Log(writer.store, kms, key_store=Resolver())
+    assert {*paths(log)} == {"a", "b"}
+    clear_cache()
+    refused = {key.properties[ROW] for key in log.head().keys.values() if key.wrapping_key_id == "other"}
+    log = Log(writer.store, kms, key_store=Resolver())
+    snapshot = Snapshot(log, log.head())
+    rows = {row.path: row for row in snapshot.files()}
+    snapshot.holding(rows["a"].key_ids())
+    with pytest.raises(KeyAccessError, match="no"):
+        snapshot.holding(rows["a"].key_ids() | rows["b"].key_ids())
+    assert store.list("id")
+    rewrap_keks(writer, "master")  # the reader's rows are gone
+    assert {row.path for row in Snapshot(log, log.head()).files()} == {"a", "b"}
+
+
+def test_a_resolver_that_only_reads(tmp_path: Path, kms: KmsClient) -> None:
+    class Resolver:
+        def get(self, dataset_id: str, names: Collection[str]) -> Mapping[str, bytes]:
+            return store.get(dataset_id, names)
+
+        def __repr__(self) -> str:
+            return "<mine>"
+
+    store = MemoryKeyStore()
+    writer = new_log(tmp_path / "d", kms, store)
+    add(writer, "a")
+    log = Log(writer.store, kms, key_store=Resolver())
+    assert paths(log) == ["a"]
+    works: list[Callable[[], Any]] = [
+        lambda: add(log, "b"),
+        lambda: reach.sweep(log, Idle()),
+        lambda: rewrap_keks(log, "master"),
+        lambda: log.append(Idle(), lambda head, plans: Draft("nothing")),
+    ]
+    for work in works:
+        with pytest.raises(PolicyError, match="<mine> can only be read, so the dataset cannot be changed"):
+            work()
+    assert log.plans() == {}
+    with pytest.raises(PolicyError, match="only be read"):
+        new_log(tmp_path / "e", kms, Resolver())
+    assert [*Store(tmp_path / "e").list()] == []
+
+
+def test_without_the_store(tmp_path: Path, kms: KmsClient) -> None:
+    store = MemoryKeyStore()
+    log = new_log(tmp_path / "d", kms, store)
+    add(log, "a")
+    with pytest.raises(KeyAccessError, match="in a key store: pass key_store="):
+        Log(log.store, kms).head()
+    with pytest.raises(UnknownKeyError, match=r"has no row .* key store of another dataset"):
+        Log(log.store, kms, key_store=MemoryKeyStore()).head()
+    inside = new_log(tmp_path / "e", kms, None)
+    with pytest.raises(PolicyError, match="leave out key_store="):
+        Log(inside.store, kms, key_store=store).head()
+
+
+def test_rows_that_were_exchanged(tmp_path: Path, kms: KmsClient) -> None:
+    store = MemoryKeyStore()
+    log = new_log(tmp_path / "d", kms, store)
+    add(log, "a", kind=Want("other"))
+    one, other = store.list("id")
+    theirs = store.get("id", [other])[other]
+    store.remove("id", [one])
+    store.put("id", {one: theirs})
+    clear_cache()
+    with pytest.raises(IntegrityError, match="another row in the place"):
+        Log(log.store, kms, key_store=store).kek_rows.fetch("id", log.head().keys.values())
+
+
+def test_a_name_of_no_row_asks_nothing() -> None:
+    """The header of a document is read before it is authentic."""
+    store = Watched()
+    wraps = Wraps(store)
+    for row in ("x", "../../etc/passwd", f"{new_job_id()}-{'0' * 8}-{'0' * 63}"):
+        with pytest.raises(UnknownKeyError):
+            wraps.whole("id", KeyEntry("k", "m", properties={ROW: row}))
+    assert store.asked == []
+    single = KeyEntry("k", "m")
+    assert wraps.whole("id", single) is single
+    assert wraps.named(single, new_job_id()) is single
+    assert hashlib.sha256(b"w").hexdigest() in rows_of([wraps.named(KeyEntry("k", "m", b"w"), new_job_id())])[0]
+
+
+# ------------------------------------------------------------------------------------------------ SQL, and which store
+
+
+def test_tables_of_0_2_are_refused(tmp_path: Path) -> None:
+    sa = pytest.importorskip("sqlalchemy")
+    url = f"sqlite:///{tmp_path}/keys.db"
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("CREATE TABLE ags_keys (dataset_id TEXT, key_id TEXT, entry TEXT)"))
+    with pytest.raises(FormatError, match=r"made by ags_fast 0\.2: take another database, or drop"):
+        open_key_store(url).list("d")  # type: ignore[union-attr]
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    sa = pytest.importorskip("sqlalchemy")
+    url = f"sqlite:///{tmp_path}/keys.db"
+    store: Any = open_key_store(url)
+    store.put("d", rows(1))
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE ags_key_store SET version = 2"))
+    store.list("d")  # which has looked before
+    with pytest.raises(FormatError, match="schema 2"):
+        open_key_store(url).list("d")  # type: ignore[union-attr]
+
+
+def test_a_database_for_one_dataset(tmp_path: Path, kms: KmsClient) -> None:
+    sa = pytest.importorskip("sqlalchemy")
+    from ags_fast.keys.stores.sql import SqlKeyStore
+
+    url = f"sqlite:///{tmp_path}/keys.db"
+    store: Any = open_key_store(f"{url}?dataset=mine")
+    assert (store.dataset_id, Wraps(store).dataset_id) == ("mine", "mine")
+    assert pickle.loads(pickle.dumps(store)).dataset_id == "mine"
+    with pytest.raises(UnknownKeyError, match="not the key store of the dataset 'other'"):
+        store.list("other")
+    log = new_log(tmp_path / "d", kms, open_key_store(url), "other")
+    with pytest.raises(UnknownKeyError, match="key store of another dataset"):
+        Log(log.store, kms, key_store=store).head()
+    with pytest.raises(TypeError, match="Engine"):
+        pickle.dumps(SqlKeyStore(sa.create_engine(url)))
+    with pytest.raises(PolicyError, match="holds a password"):
+        open_key_store("postgresql://me:secret@host/db")
+    engine = sa.create_engine("sqlite://")
+    engine.dialect.name = "mysql"
+    with pytest.raises(ValueError, match="SQLite or PostgreSQL"):
+        SqlKeyStore(engine)
+    with pytest.raises(KeyAccessError, match="cannot be used now"):
+        open_key_store(f"sqlite:///{tmp_path}/none/keys.db").list("d")  # type: ignore[union-attr]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -761,135 +671,41 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_many_datasets_in_one_database(database: str, tmp_path: Path) -> None:
-    from ags_fast.keys import SqlKeyStore
-
-    names = [f"{tmp_path.name} {name}" for name in ("one", "two", "o'three\"; %s")]
-    for i, name in enumerate(names):
-        keys = SqlKeyStore(database, dataset_id=name)
-        assert keys.version == 0
-        for n in range(i + 1):
-            put(keys, KeyEntry("the same", "m", created_ms=i, uses=n), KeyEntry(f"of {name}", "m"))
-    for i, name in enumerate(names):
-        keys = SqlKeyStore(database, dataset_id=name)
-        assert keys.version == len(keys.history()) == i + 1
-        assert keys.get("the same").uses == i
-        assert {entry.key_id for entry in keys.list()} == {"the same", f"of {name}"}
-    assert SqlKeyStore(f"{database}?dataset={names[0]}").get("the same").uses == 0
-    with pytest.raises(PolicyError, match=r"add \?dataset=") as caught:
-        SqlKeyStore(database)
-    assert all(repr(name) in str(caught.value) for name in names)
-    with pytest.raises(ValueError, match="'x', not 'y'"):
-        SqlKeyStore(f"{database}?dataset=x", dataset_id="y")
-    for bad in ("", "x" * 256, "a\0b"):
-        with pytest.raises(ValueError):
-            SqlKeyStore(database, dataset_id=bad)
-    with pytest.raises(ValueError, match="512"):
-        put(keys, KeyEntry("k" * 513, "m"))
-    assert put(keys, KeyEntry("ü" * 512, "m")) == 4
-
-
-def test_pickles_as_its_url(database: str, tmp_path: Path) -> None:
-    import sqlalchemy
-
-    from ags_fast.keys import SqlKeyStore
-
-    keys = SqlKeyStore(f"{database}?dataset={tmp_path.name}")
-    put(keys, KeyEntry("k", "m"))
-    again = pickle.loads(pickle.dumps(keys))
-    assert again.get("k") == keys.get("k")
-    assert repr(again) == repr(keys)
-    assert tmp_path.name in repr(keys)
-    engine = sqlalchemy.create_engine(database)
-    own = SqlKeyStore(engine, dataset_id=tmp_path.name)
-    assert own.get("k") == keys.get("k")
-    with pytest.raises(TypeError, match="Engine"):
-        pickle.dumps(own)
-    engine.dispose()
-
-
-def test_tables_are_made_once(database: str, tmp_path: Path) -> None:
-    """By many at a time."""
-    import sqlalchemy
-
-    from ags_fast.keys import SqlKeyStore
-
-    engine = sqlalchemy.create_engine(database)
-    for _ in range(3):
-        with engine.begin() as connection:
-            for table in ("ags_keys", "ags_key_versions"):
-                connection.execute(sqlalchemy.text(f"DROP TABLE IF EXISTS {table}"))
-        stores = [SqlKeyStore(f"{database}?dataset={tmp_path.name}") for _ in range(6)]
-        barrier = threading.Barrier(6)
-        seen: list[int] = []
-
-        def first(i: int, stores: Any = stores, barrier: Any = barrier, seen: Any = seen) -> None:
-            barrier.wait(30)
-            seen.append(stores[i].version)
-
-        threads = [threading.Thread(target=first, args=(i,)) for i in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert seen == [0] * 6
-    engine.dispose()
-
-
-def test_rows_that_somebody_spoilt(database: str, tmp_path: Path) -> None:
-    import sqlalchemy
-
-    from ags_fast.keys import SqlKeyStore
-
-    keys = SqlKeyStore(f"{database}?dataset={tmp_path.name}")
-    put(keys, KeyEntry("k", "m"))
-    engine = sqlalchemy.create_engine(database)
-    for text, kind in (
-        ("", FormatError),
-        ("[]", FormatError),
-        ("{}", FormatError),
-        (json.dumps(KeyEntry("other", "m").to_json()), IntegrityError),
-    ):
-        with engine.begin() as connection:
-            change = sqlalchemy.text("UPDATE ags_keys SET entry = :text WHERE dataset_id = :id")
-            connection.execute(change, {"text": text, "id": tmp_path.name})
-        keys.refresh()
-        for read in (lambda: keys.get("k"), keys.list):
-            with pytest.raises(kind):
-                read()
-    engine.dispose()
+    store: Any = open_key_store(database)
+    some = {f"{tmp_path.name} {name}": rows(n) for n, name in enumerate(("one", "two", "o'three\"; %s", "ü" * 99), 1)}
+    for dataset_id, part in some.items():
+        store.put(dataset_id, part)
+    for dataset_id, part in some.items():
+        assert {*store.list(dataset_id)} == {*part}
+        only: Any = open_key_store(f"{database}?dataset={tmp_path.name} one")
+        if dataset_id.endswith(" one"):
+            assert only.get(dataset_id, [*part]) == part
+        else:
+            with pytest.raises(UnknownKeyError, match="not the key store of the dataset"):
+                only.get(dataset_id, [*part])
+    with pytest.raises(UnknownKeyError):
+        store.list("x" * 256)
 
 
 @pytest.mark.more
-def test_processes_race(database: str, tmp_path: Path) -> None:
-    """Processes that add forty keys between them, one at a time: each version has one, and none is lost."""
-    url = f"{database}?dataset={tmp_path.name}"
-    children = [start_python(program(wrapping.change_sql, url, i)) for i in range(4)]
-    won = sorted(
-        (int(number), key_id)
-        for child in children
-        for number, _, key_id in (line.partition(" ") for line in finish_python(child).splitlines())
-    )
-    from ags_fast.keys import SqlKeyStore
-
-    keys = SqlKeyStore(url)
-    assert [number for number, _ in won] == list(range(1, 41))
-    assert keys.version == 40
-    assert [change.changes["added"] for change in keys.history()] == [[key_id] for _, key_id in won]
-    assert len(keys.list()) == 40
+def test_processes_at_once(database: str, tmp_path: Path) -> None:
+    children = [start_python(program(wrapping.change_sql, database, tmp_path.name, i)) for i in range(4)]
+    put = [line for child in children for line in finish_python(child).splitlines()]
+    store: Any = open_key_store(database)
+    assert len(put) == 40
+    assert sorted(store.list(tmp_path.name)) == sorted(put)
 
 
-def in_a_fork(keys: Any, work: Callable[[], Any]) -> int:
-    """The exit status of a child that does the work: 0 if it is done. Another thread has the lock at that moment."""
-    held, release = threading.Event(), threading.Event()
+def in_a_fork(store: Any, work: Callable[[], Any]) -> int:
+    """The exit status of a child that does the work: 0 if it is done. Another thread uses the store meanwhile."""
+    ends = threading.Event()
 
-    def hold() -> None:
-        with keys._lock:
-            held.set()
-            release.wait(30)
+    def use() -> None:
+        while not ends.is_set():
+            store.list("used")
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=use)
     thread.start()
-    assert held.wait(30)
     child = os.fork()
     if child == 0:
         status = 1
@@ -899,86 +715,83 @@ def in_a_fork(keys: Any, work: Callable[[], Any]) -> int:
             status = 0
         finally:
             os._exit(status)
-    release.set()
+    ends.set()
     thread.join()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_fork(place: Opened, kms: dict[str, str]) -> None:
-    keys = place.open()
-    put(keys, new_kek(kms, "m", now=1))
-
-    def work() -> None:
-        assert keys.refresh() == 1
-        put(keys, new_kek(kms, "m", now=2))
-
-    assert in_a_fork(keys, work) == 0
-    if place.where is None or str(place.where).startswith(("sqlite", "postgres")):
-        assert keys.refresh() == len(keys.list()) == 2  # the child's is seen here
+def test_a_fork(reached: Callable[[], Any], tmp_path: Path) -> None:
+    store, one, other = reached(), rows(2), rows(2)
+    store.put(str(tmp_path), one)
+    assert in_a_fork(store, lambda: store.put(str(tmp_path), {**other, **store.get(str(tmp_path), [*one])})) == 0
+    if not isinstance(store, MemoryKeyStore):
+        assert {*store.list(str(tmp_path))} == {*one, *other}  # the child's are seen here
+    assert store.get(str(tmp_path), [*one]) == one
 
 
-def test_a_fork_connects_for_itself(postgres: Postgres, tmp_path: Path) -> None:
+def test_a_fork_connects_for_itself(postgres: Postgres) -> None:
     import sqlalchemy
 
-    from ags_fast.keys import SqlKeyStore
-
-    keys = SqlKeyStore(f"{postgres.url}?dataset={tmp_path.name}")
+    store: Any = open_key_store(postgres.url)
 
     def server() -> int:
         """The process that the connection leads to."""
-        with keys._engine.begin() as connection:
+        with store._engine.begin() as connection:
             return int(connection.scalar(sqlalchemy.text("SELECT pg_backend_pid()")))
 
-    assert keys.version == 0
+    store.list("d")
     mine = server()
 
     def work() -> None:
         assert server() != mine
 
-    assert in_a_fork(keys, work) == 0
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
     assert server() == mine
 
 
-def test_urls_that_are_refused(tmp_path: Path, kms: dict[str, str]) -> None:
+def test_urls_that_are_refused() -> None:
     pytest.importorskip("sqlalchemy")
-    from ags_fast.keys import SqlKeyStore
-
     secret = "Pa55word"
     for url in (
         f"postgresql+psycopg://u:{secret}@h/d?dataset=x",
         f"postgresql+psycopg://u@h/d?dataset=x&password={secret}",
-        f"postgresql+psycopg://u@h/d?dataset=x&sslpassword={secret}",
+        f"postgresql+psycopg://u@h/d?sslpassword={secret}",
     ):
-        for refuse in (SqlKeyStore, lambda url: open_key_store(url, kms, store=Shelf())):
-            with pytest.raises(PolicyError, match="PGPASSWORD") as caught:
-                refuse(url)
-            assert secret not in str(caught.value)
+        with pytest.raises(PolicyError, match="PGPASSWORD") as caught:
+            open_key_store(url)
+        assert secret not in str(caught.value)
     for url, why in (
         ("sqlite://", "MemoryKeyStore"),
         ("sqlite:///:memory:?dataset=x", "MemoryKeyStore"),
         ("sqlite:///file:x?mode=memory&uri=true&dataset=x", "MemoryKeyStore"),
         ("postgres://u@h/d?dataset=x", "knows no"),
-        ("no url", "as SQLAlchemy takes it"),
+        ("postgresql+psycopg://u@h:port/d", "as SQLAlchemy takes it"),
         ("postgresql+psycopg://u@h/d?dataset=x&dataset=y", "names the dataset"),
     ):
         with pytest.raises(ValueError, match=why):
-            SqlKeyStore(url)
+            open_key_store(url)
 
 
 def test_a_database_that_cannot_be_reached(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ags_fast.keys import SqlKeyStore
-
     with socket.socket() as nobody:  # bound, and not listening
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
         with pytest.raises(KeyAccessError, match="cannot be used now") as caught:
-            SqlKeyStore(f"postgresql+psycopg://u@127.0.0.1:{port}/d?dataset=x").list()
+            open_key_store(f"postgresql+psycopg://u@127.0.0.1:{port}/d").list("x")  # type: ignore[union-attr]
         assert caught.value.__cause__ is None
         assert "\n" not in str(caught.value)
     with monkeypatch.context() as wrong:
         wrong.setenv("PGPASSWORD", "Pa55word")
         with pytest.raises(KeyAccessError, match="password authentication failed") as caught:
-            SqlKeyStore(f"{postgres.url}?dataset=x").list()
+            open_key_store(postgres.url).list("x")  # type: ignore[union-attr]
         assert "Pa55word" not in str(caught.value)
 
 
@@ -986,25 +799,24 @@ def test_a_connection_that_is_cut(postgres: Postgres, tmp_path: Path) -> None:
     """While it was idle: nobody notices. In the middle of a change: KeyAccessError, and nothing was changed."""
     import sqlalchemy
 
-    from ags_fast.keys import SqlKeyStore
-
-    keys = SqlKeyStore(f"{postgres.url}?dataset={tmp_path.name}")
-    put(keys, KeyEntry("k", "m"))
+    store: Any = open_key_store(postgres.url)
+    some, later = rows(1), rows(1)
+    store.put(tmp_path.name, some)
     admin = sqlalchemy.create_engine(postgres.url)
-    cut = sqlalchemy.text("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
-    cut = sqlalchemy.text(f"{cut.text} AND backend_type = 'client backend'")
+    cut = sqlalchemy.text(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
+    )
     with admin.begin() as connection:
         assert connection.scalar(cut) >= 1
-    assert keys.refresh() == 1
-    # Somebody has made version 2, and has not committed: we wait for him, and are cut off.
+    assert store.list(tmp_path.name) == [*some]
     with admin.begin() as connection:
-        insert = f"INSERT INTO ags_key_versions VALUES ('{tmp_path.name}', 2, 0, 'x', '{{}}', '')"
-        connection.execute(sqlalchemy.text(insert))
+        connection.execute(sqlalchemy.text("LOCK TABLE ags_wrapped_keks"))
         failed: list[BaseException] = []
 
         def change() -> None:
             try:
-                put(keys, KeyEntry("later", "m"))
+                store.put(tmp_path.name, later)
             except BaseException as error:
                 failed.append(error)
 
@@ -1018,10 +830,9 @@ def test_a_connection_that_is_cut(postgres: Postgres, tmp_path: Path) -> None:
         connection.rollback()
     assert [type(error) for error in failed] == [KeyAccessError]
     assert "cannot be used now" in str(failed[0])
-    put(SqlKeyStore(f"{postgres.url}?dataset={tmp_path.name}"), KeyEntry("other", "m"))
-    assert keys.version == 2  # asked for again: it might have been ours
-    assert {entry.key_id for entry in keys.list()} == {"k", "other"}
-    assert put(keys, KeyEntry("later", "m")) == 3
+    assert store.list(tmp_path.name) == [*some]
+    store.put(tmp_path.name, later)
+    assert {*store.list(tmp_path.name)} == {*some, *later}
     admin.dispose()
 
 
@@ -1029,16 +840,39 @@ def test_a_database_that_is_stuck(postgres: Postgres, tmp_path: Path) -> None:
     """A statement that waits for too long is given up."""
     import sqlalchemy
 
-    from ags_fast.keys import SqlKeyStore
-
-    keys = SqlKeyStore(f"{postgres.url}?dataset={tmp_path.name}&options=-c%20statement_timeout%3D200")
-    assert keys.version == 0
+    store: Any = open_key_store(f"{postgres.url}?options=-c%20statement_timeout%3D200")
+    assert store.list(tmp_path.name) == []
     admin = sqlalchemy.create_engine(postgres.url)
     with admin.begin() as connection:
-        connection.execute(sqlalchemy.text("LOCK TABLE ags_key_versions"))
-        for use in (keys.refresh, lambda: keys.compare_and_swap({}, 0)):
+        connection.execute(sqlalchemy.text("LOCK TABLE ags_wrapped_keks"))
+        for use in (lambda: store.list(tmp_path.name), lambda: store.put(tmp_path.name, rows(1))):
             with pytest.raises(KeyAccessError, match="statement timeout"):
                 use()
         connection.rollback()
-    assert keys.version == 0
+    assert store.list(tmp_path.name) == []
     admin.dispose()
+
+
+def test_handles_take_a_key_store(tmp_path: Path, kms: KmsClient) -> None:
+    pytest.importorskip("sqlalchemy")
+    places: list[Any] = [tmp_path / "keys", f"sqlite:///{tmp_path}/keys.db?dataset=mine", MemoryKeyStore()]
+    for i, where in enumerate(places):
+        url = str(tmp_path / f"d{i}")
+        dataset = Dataset.create(url, kms=kms, wrapping_key_id="master", key_store=where)
+        with dataset.transaction() as new, new.create("a") as file:
+            file.write(b"content")
+        clear_cache()
+        with Dataset.open(url, kms=kms, key_store=where).open_file("a") as file:
+            assert file.read() == b"content"
+        with pytest.raises(KeyAccessError, match="pass key_store="):
+            Dataset.open(url, kms=kms)
+
+
+def test_a_folder_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = FolderKeyStore(tmp_path / "file")
+    for work in (lambda: store.put("d", rows(1)), lambda: store.get("d", [*rows(1)])):
+        with pytest.raises(KeyAccessError, match="cannot be used now"):
+            work()
+    assert repr(store) == f"<FolderKeyStore of Store({str(tmp_path / 'file')!r})>"
+    assert "secret" not in repr(FolderKeyStore("s3://me:secret@bucket/keys"))

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import programs.jobs
 import pytest
-from datasets import HERE, MASTER, data_files, decrypted, leftovers, make_kms
-from second_reader import SecondReader
+from datasets import HERE, MASTER, data_files, decrypted, leftovers, lose_an_answer, make_kms
 from support import program, run_python, start_python
 
 from ags_fast import Dataset
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.versions import STREAMS, Batch, with_batch
-from ags_fast.errors import ConcurrentChangeError
+from ags_fast.dataset.job import Job
+from ags_fast.dataset.log import BATCHES_KEPT
+from ags_fast.errors import ConcurrentChangeError, ExpiredError, JobEndedError
 from ags_fast.jobs import audit, encrypt_files, expire, remove_files, rotate, sweep, verify_files
-from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
     from ags_fast.dataset.files.writing import Receipt, Ticket
@@ -64,9 +62,14 @@ def attempt(ticket: Ticket, tree: dict[str, bytes]) -> list[Receipt]:
     return task.receipts()
 
 
-def age(dataset: Dataset, job_id: str, seconds: float) -> None:
-    """Make the plan of a job look as if nothing had happened to it for so long."""
-    for path in (Path(dataset.url) / "_ags/plans" / job_id).iterdir():
+def signs(dataset: Dataset) -> list[Path]:
+    """What tells whether jobs live: their plans, and what lies beside these."""
+    return list((Path(dataset.url) / "_ags/plans").glob("*/*"))
+
+
+def age(dataset: Dataset, seconds: float) -> None:
+    """Make plans look as if nothing had happened to them for so long."""
+    for path in signs(dataset):
         os.utime(path, (time.time() - seconds,) * 2)
 
 
@@ -82,9 +85,9 @@ def test_another_process_commits(dataset: Dataset, kms: dict[str, str], tmp_path
     now = TREE | {"c": b"3" * 5000, "by the other": b"process"}
     assert decrypted(dataset.url, kms) == now
     assert leftovers(Path(dataset.url), kms) == []
-    with pytest.raises(ConcurrentChangeError, match="is over"), dataset.resume(job_id):
+    with pytest.raises(JobEndedError, match="committed before, as version 3"), dataset.resume(job_id):
         pass
-    with pytest.raises(ConcurrentChangeError, match="is over"):
+    with pytest.raises(JobEndedError, match="is over"):
         attempt(ticket, {"late": b""})
     verify_files(dataset.url, kms=kms, engine=HERE).raise_for_failures()
     assert sweep(dataset.url, kms=kms).rows == []
@@ -103,12 +106,12 @@ def test_an_exception_drops_what_was_taken_up(dataset: Dataset, kms: dict[str, s
     assert leftovers(Path(dataset.url), kms) == []
 
 
-def test_what_is_refused(dataset: Dataset, kms: dict[str, str], tmp_path: Path) -> None:
+def test_what_is_refused(dataset: Dataset, kms: dict[str, str]) -> None:
     with dataset.transaction(fsync=False) as new:
         new.remove("a")
         with pytest.raises(ValueError, match="before it changes anything"):
             new.leave()
-        with pytest.raises(ConcurrentChangeError, match="another process"), dataset.resume(new.job_id):
+        with pytest.raises(ValueError, match="not a transaction that was left"), dataset.resume(new.job_id):
             pass
         with pytest.raises(ValueError, match="number of a batch"):
             new.once("s", -1)
@@ -116,7 +119,7 @@ def test_what_is_refused(dataset: Dataset, kms: dict[str, str], tmp_path: Path) 
             new.once("", 1)
         with new.create("a") as file:
             file.write(TREE["a"])
-    for job_id, error in (("../x", ValueError), ("20260101T000000-0123456789ab", ConcurrentChangeError)):
+    for job_id, error in (("../x", ValueError), ("20260101T000000-0123456789ab", JobEndedError)):
         with pytest.raises(error), dataset.resume(job_id):
             pass
     with pytest.raises(ValueError, match="stays at version"):
@@ -127,9 +130,8 @@ def test_what_is_refused(dataset: Dataset, kms: dict[str, str], tmp_path: Path) 
     child.kill()
     child.communicate()
     (dead,) = (Path(dataset.url) / "_ags/plans").iterdir()
-    with pytest.raises(ConcurrentChangeError, match="is over"), dataset.resume(dead.name):
-        pass  # its plan was not left, so it is dead
-    os.mkdir(tmp_path / "empty")
+    with pytest.raises(ValueError, match="not a transaction that was left"), dataset.resume(dead.name):
+        pass
     (dead / "left").touch()
     with dataset.resume(dead.name):
         pass  # nothing was added
@@ -142,14 +144,12 @@ def test_nobody_takes_it_up(dataset: Dataset, kms: dict[str, str]) -> None:
     """A sweep leaves it for a day after its last sign of life, which a task gives, too."""
     before = data_files(dataset.url)
     job_id, ticket = left(dataset)
-    age(dataset, job_id, DAY - 60)
+    age(dataset, DAY - 60)
     assert sweep(dataset.url, kms=kms).rows == []
-    age(dataset, job_id, DAY + 60)
+    age(dataset, DAY + 60)
     attempt(ticket, {"c": b"3"})
     assert sweep(dataset.url, kms=kms).rows == []
-    age(dataset, job_id, DAY + 60)
-    with pytest.raises(ConcurrentChangeError, match="for a day"), dataset.resume(job_id):
-        pass  # a sweep may be about to remove it
+    age(dataset, DAY + 60)
     assert {row.format for row in sweep(dataset.url, kms=kms).rows} == {"plan", "file"}
     assert data_files(dataset.url) == before
     assert leftovers(Path(dataset.url), kms) == []
@@ -162,22 +162,36 @@ def test_nobody_takes_it_up(dataset: Dataset, kms: dict[str, str]) -> None:
 
 
 def test_a_long_task_shows_that_it_lives(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_id, ticket = left(dataset)
+    _, ticket = left(dataset)
     clock = 0.0
     monkeypatch.setattr("ags_fast.dataset.files.writing.time.monotonic", lambda: clock)
     with ticket.attempt() as task:
-        for after, shown in ((0, True), (599, False), (601, True), (900, False)):
-            age(dataset, job_id, 1000)
+        task.create("c").abort()
+        for after, shown in ((1, False), (599, False), (601, True), (900, False)):
+            age(dataset, 1000)
             clock = float(after)
             task.renew()
-            files = (Path(dataset.url) / "_ags/plans" / job_id).iterdir()
-            assert any(time.time() - path.stat().st_mtime < 500 for path in files) == shown, after
+            assert any(time.time() - path.stat().st_mtime < 500 for path in signs(dataset)) == shown, after
     assert task.receipts() == []
+
+
+def test_a_long_job_lives_with_its_further_plans(dataset: Dataset, kms: dict[str, str]) -> None:
+    """A sign of life of the job is one of the further plans of its tasks, too: no sweep ends them alone."""
+    job_id, ticket = left(dataset)
+    with ticket.attempt() as task:
+        file = task.create("c")
+        age(dataset, DAY + 60)
+        (Path(dataset.url) / "_ags/plans" / job_id / "alive").touch()
+        assert sweep(dataset.url, kms=kms).rows == []
+        file.close()
+    with dataset.resume(job_id) as new:
+        new.add(task.receipts())
+    assert decrypted(dataset.url, kms) == TREE | {"c": b""}
 
 
 @pytest.mark.parametrize("how", ["exception", "killed", "slower", "receipt"])
 def test_an_attempt_that_loses(dataset: Dataset, kms: dict[str, str], how: str) -> None:
-    """Its files are gone after the commit, at the latest."""
+    """Its files are gone after the commit, at the latest: also what a dead process has not finished."""
     job_id, ticket = left(dataset)
     before = data_files(dataset.url)
     if how == "exception":
@@ -214,7 +228,7 @@ def test_an_attempt_with_an_open_file(dataset: Dataset) -> None:
 
 def test_a_slow_attempt_ends_after_the_commit(dataset: Dataset, kms: dict[str, str]) -> None:
     job_id, ticket = left(dataset)
-    with pytest.raises(ConcurrentChangeError, match="over"), ticket.attempt() as slow:
+    with pytest.raises(JobEndedError, match="over"), ticket.attempt() as slow:
         file = slow.create("c")
         receipts = attempt(ticket, {"c": b"3"})
         with dataset.resume(job_id) as new:
@@ -230,11 +244,11 @@ def test_the_commit_dies_after_its_version(
 ) -> None:
     job_id, ticket = left(dataset)
     receipts = attempt(ticket, {"c": b"3"})
-    monkeypatch.setattr("ags_fast.dataset.plan.Plan.end", lambda *args: 1 / 0)
+    monkeypatch.setattr(Job, "_end", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError), dataset.resume(job_id) as new:
         new.add(receipts)
     monkeypatch.undo()
-    with pytest.raises(ConcurrentChangeError, match="committed before, as version 3"), dataset.resume(job_id):
+    with pytest.raises(JobEndedError, match="committed before, as version 3"), dataset.resume(job_id):
         pass
     assert decrypted(dataset.url, kms) == TREE | {"c": b"3"}
     assert leftovers(Path(dataset.url), kms) == []
@@ -248,11 +262,11 @@ def test_what_happens_meanwhile(dataset: Dataset, kms: dict[str, str], what: str
     write(other, {"theirs": b"4"})
     if what == "rotates":
         rotate(dataset.url, kms=kms, what="kek", engine=HERE, force_expire=True).raise_for_failures()
-    expire(dataset.url, kms=kms, force=True).raise_for_failures()
+    expire(dataset.url, kms=kms, keep=1, skip_grace=True).raise_for_failures()
     with dataset.resume(job_id) as new:
-        with pytest.raises(ConcurrentChangeError, match=r"version 2.* expired"):
+        with pytest.raises(ExpiredError, match=r"version 2.* expired"):
             new.remove_all()
-        with pytest.raises(ConcurrentChangeError, match=r"version 2.* expired"):
+        with pytest.raises(ExpiredError, match=r"version 2.* expired"):
             new.remove("a")
         new.add(receipts)
         with new.create("d") as file:
@@ -333,8 +347,8 @@ def test_a_batch_is_committed_once(dataset: Dataset, kms: dict[str, str], tmp_pa
     other = Dataset.open(dataset.url, kms=kms)
     assert commit_batch(dataset, "s", 0, {"s/0": b"0"}) == 3
     assert commit_batch(other, "s", 0, {"s/0 again": b"0"}) is None
-    assert commit_batch(other, "t", 0, {"t/0": b"0"}) == 4
-    assert commit_batch(dataset, "s", 2, {"s/2": b"2"}) == 5
+    assert commit_batch(other, "t", 0, {"t/0": b"0"}) is not None
+    assert commit_batch(dataset, "s", 2, {"s/2": b"2"}) is not None
     assert commit_batch(dataset, "s", 1, {"s/1": b"1"}) is None
     now = TREE | {"s/0": b"0", "t/0": b"0", "s/2": b"2"}
     assert decrypted(dataset.url, kms) == now
@@ -344,55 +358,43 @@ def test_a_batch_is_committed_once(dataset: Dataset, kms: dict[str, str], tmp_pa
     (tmp_path / "src/x").write_bytes(b"x")
     encrypt_files(tmp_path / "src", dataset.url, kms=kms, wrapping_key_id=MASTER, engine=HERE).raise_for_failures()
     rotate(dataset.url, kms=kms, what="kek", engine=HERE).raise_for_failures()
-    expire(dataset.url, kms=kms, force=True).raise_for_failures()
+    expire(dataset.url, kms=kms, keep=1, skip_grace=True).raise_for_failures()
     dataset.refresh()
     assert commit_batch(dataset, "s", 2, {"s/2 again": b"2"}) is None
     assert commit_batch(dataset, "t", 1, {}) is None  # without files there is no version
     assert decrypted(dataset.url, kms) == now | {"x": b"x"}
-    reader = SecondReader(Path(dataset.url), load_kms(kms))
-    body = reader.document(reader.newest("_ags/versions"))
-    assert [(one["stream"], one["batch"]) for one in body["streams"]] == [("t", 0), ("s", 2)]
+    assert [(one.stream, one.batch) for one in dataset.snapshot().entry.streams] == [("t", 0), ("s", 2)]
 
 
 def test_two_writers_of_one_batch(dataset: Dataset, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one commits while the first one makes its version: the compare-and-swap sends that back to look."""
+    """The second one commits while the first one makes its version: that one finds its number taken, and looks."""
     other = Dataset.open(dataset.url, kms=kms)
-    real = Ledger.succeed
-
-    def late(*args: Any, **options: Any) -> Any:
-        monkeypatch.undo()
-        assert commit_batch(other, "s", 7, {"theirs": b"7"}) == 3
-        return real(*args, **options)
-
-    monkeypatch.setattr(Ledger, "succeed", late)
+    lose_an_answer(monkeypatch, before=lambda: commit_batch(other, "s", 7, {"theirs": b"7"}))
     assert commit_batch(dataset, "s", 7, {"mine": b"7"}) is None
+    assert other.version == 3
     assert decrypted(dataset.url, kms) == TREE | {"theirs": b"7"}
     assert leftovers(Path(dataset.url), kms) == []
 
 
 def test_the_answer_of_a_batch_is_lost(dataset: Dataset, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Ledger.succeed
-
-    def loses(*args: Any, **options: Any) -> Any:
-        monkeypatch.undo()
-        real(*args, **options)
-        raise OSError("the answer was lost")
-
-    monkeypatch.setattr(Ledger, "succeed", loses)
+    lose_an_answer(monkeypatch)
     assert commit_batch(dataset, "s", 7, {"mine": b"7"}) == 3
     assert decrypted(dataset.url, kms) == TREE | {"mine": b"7"}
     assert leftovers(Path(dataset.url), kms) == []
 
 
-def test_streams_are_forgotten() -> None:
+def test_streams_are_forgotten(tmp_path: Path, kms: dict[str, str]) -> None:
     """Of many streams, the one that has committed last is remembered longest."""
-    streams: tuple[Batch, ...] = ()
-    for n in range(STREAMS + 2):
-        streams = with_batch(streams, Batch(f"stream {n}", 3, n))
-        streams = with_batch(streams, Batch("stream 0", n, n))
-    assert len(streams) == STREAMS
-    assert streams[-1] == Batch("stream 0", STREAMS + 1, STREAMS + 1)
-    assert [one.stream for one in streams[:2]] == ["stream 3", "stream 4"]
+    dataset = Dataset.create(tmp_path / "ds", kms=kms, wrapping_key_id=MASTER)
+    for n in range(BATCHES_KEPT + 2):
+        assert commit_batch(dataset, f"stream {n}", 3, {f"{n}": b""}) is not None
+        assert commit_batch(dataset, "stream 0", 10 + n, {f"first {n}": b""}) is not None
+    streams = dataset.snapshot().entry.streams
+    assert len(streams) == BATCHES_KEPT
+    assert [(one.stream, one.batch) for one in (streams[0], streams[1], streams[-1])] == [
+        ("stream 3", 3), ("stream 4", 3), ("stream 0", 11 + BATCHES_KEPT),
+    ]  # fmt: skip
+    assert commit_batch(dataset, "stream 2", 3, {"again": b""}) is not None
 
 
 # ---------------------------------------------------------------------------------------- tables

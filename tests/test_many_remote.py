@@ -16,10 +16,9 @@ from support import pattern
 
 from ags_fast import jobs
 from ags_fast.fs import Store
-from ags_fast.jobs import LocalEngine
+from ags_fast.jobs import LocalEngine, copying
 from ags_fast.jobs.engines import together
 from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once
-from ags_fast.jobs.work import dispatch
 from ags_fast.jobs.work.base import JobContext
 from ags_fast.keys.kms import set_audit_hook
 
@@ -80,7 +79,7 @@ def test_files_at_once(
 def test_a_rotation_makes_no_more_calls_at_once(
     server: SlowS3, shared: dict[str, Any], tmp_path: Path, double_wrap: bool, several: bool
 ) -> None:
-    """`concurrency` bounds a worker's calls of the KMS. If there are none, manifests are in work together."""
+    """`concurrency` bounds a worker's calls of the KMS. If there are none, tables are in work together."""
     where = f"s3://bucket-{os.urandom(8).hex()}/ds"
     for n in range(3):
         src = write_tree(tmp_path / f"src{n}", {f"{n}/{i}": pattern(10, i) for i in range(2)})
@@ -89,7 +88,7 @@ def test_a_rotation_makes_no_more_calls_at_once(
         ).raise_for_failures()
     callers: set[threading.Thread] = set()
     runs: set[threading.Thread] = set()
-    run_file = dispatch.run_file
+    run_file = copying.run_file
 
     def noted(context: Any, task: Any, attempt: int = 0) -> Any:
         runs.add(threading.current_thread())
@@ -98,7 +97,7 @@ def test_a_rotation_makes_no_more_calls_at_once(
     set_audit_hook(lambda call: callers.add(threading.current_thread()))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dispatch, "run_file", noted)
+            patch.setattr(copying, "run_file", noted)
             jobs.rotate(where, what="kek", concurrency=1, engine=LocalEngine(0), **shared).raise_for_failures()
     finally:
         set_audit_hook(None)

@@ -10,7 +10,7 @@ import pytest
 from datasets import MASTER, QUIET, encrypt, make_kms, write_tree
 
 from ags_fast import Dataset, jobs
-from ags_fast.jobs.report import Report
+from ags_fast.audit.report import Report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +73,7 @@ def test_a_dataset(dataset: Path, kms: dict[str, str]) -> None:
     shown.check()
     assert shown.fact("files") == "2"
     assert shown.fact("pin") == handle.pin
-    assert shown.fact("version").startswith("1, by encrypt at ")
+    assert shown.fact("version").startswith("2, by encrypt at ")
 
 
 def test_reports(dataset: Path, kms: dict[str, str]) -> None:
@@ -82,7 +82,7 @@ def test_reports(dataset: Path, kms: dict[str, str]) -> None:
         assert json.loads(json.dumps(found)) == dict(found) == found
         shown = Shown(found)
         shown.check()
-        assert shown.fact("version") == "1"
+        assert shown.fact("version") == "2"
         assert (HOSTILE in shown.cells) == ("steps" in found)  # an audit lists the master keys
 
 

@@ -12,16 +12,18 @@ import pytest
 from datasets import MASTER, QUIET, add_tree, decrypted, leftovers, make_kms, read_tree, write_tree
 from support import pattern
 
-from ags_fast import FormatError, KeyAccessError, PolicyError
-from ags_fast.dataset.ledger import Ledger
+from ags_fast import Dataset, KeyAccessError, PolicyError
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.keys import writer_name
 from ags_fast.jobs import Policy, encrypt_files, expire, rekey_files, rotate, set_policy, verify_files
-from ags_fast.keys import clear_cache, kms_calls, load_kms
+from ags_fast.keys import clear_cache, kms_calls
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.dataset.versions import Version
+    from ags_fast.dataset.entry import Entry
+    from ags_fast.dataset.snapshot import Snapshot
     from ags_fast.keys.entry import KeyEntry
 
 pytest.importorskip("pyarrow")
@@ -30,23 +32,20 @@ TREE = {"top": b"top", **{f"day={n % 3}/{n}": pattern(200 * n, n) for n in range
 SLACK = 64  # uses of the dataset's own KEK that a job counts for its documents
 
 
-def opened(dataset: Path, kms: Any) -> Ledger:
-    return Ledger.open(dataset, load_kms(kms))
+def opened(dataset: Path, kms: Any) -> Snapshot:
+    return Access.of(dataset, kms).open()
 
 
 def keys(dataset: Path, kms: Any, state: str | None = None) -> dict[str, KeyEntry]:
-    return {entry.key_id: entry for entry in opened(dataset, kms).keys.list(state)}
+    return {key_id: key for key_id, key in head(dataset, kms).keys.items() if state in (None, key.state)}
 
 
-def head(dataset: Path, kms: Any) -> Version:
-    found = opened(dataset, kms).current()
-    assert found is not None
-    return found
+def head(dataset: Path, kms: Any) -> Entry:
+    return opened(dataset, kms).entry
 
 
 def entries(dataset: Path, kms: Any) -> dict[str, FileEntry]:
-    found = opened(dataset, kms)
-    return {entry.path: entry for entry in found.entries(found.current())}
+    return {row.path: row for row in opened(dataset, kms).files()}
 
 
 def scopes(dataset: Path, kms: Any) -> dict[str, set[str]]:
@@ -60,8 +59,8 @@ def scopes(dataset: Path, kms: Any) -> dict[str, set[str]]:
 
 def sealers(dataset: Path) -> set[str]:
     """The keys that documents are sealed with, as they say."""
-    documents = [data for path, data in read_tree(dataset).items() if path.endswith(".json") and b'"auth"' in data]
-    return {json.loads(data)["auth"]["key_id"] for data in documents}
+    documents = [data for path, data in read_tree(dataset).items() if path.startswith("_ags/log/")]
+    return {json.loads(data.splitlines()[0])["sealer"]["key_id"] for data in documents}
 
 
 def calls(work: Any) -> Counter[str]:
@@ -96,7 +95,7 @@ def test_scope_of_a_partition(kms: dict[str, str], dataset: Path) -> None:
 
 def test_scope_of_a_day(kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = [datetime(2026, 11, n, 23, 59, tzinfo=UTC).timestamp() * 1000 for n in (1, 2)]
-    monkeypatch.setattr("ags_fast.dataset.planning.clock_ms", lambda: day[0])
+    monkeypatch.setattr("ags_fast.jobs.encryption.clock_ms", lambda: day[0])
     add_tree(dataset, kms, TREE, policy=Policy(kek_scope="day"))
     add_tree(dataset, kms, {"same": b""})
     del day[0]
@@ -104,10 +103,28 @@ def test_scope_of_a_day(kms: dict[str, str], dataset: Path, monkeypatch: pytest.
     assert scopes(dataset, kms) == {"day:2026-11-01": {*TREE, "same"}, "day:2026-11-02": {"next"}}
 
 
+def test_the_day_of_a_transaction(kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that on which the transaction has begun."""
+    Dataset.create(dataset, kms=kms, wrapping_key_id=MASTER, policy=Policy(kek_scope="day"))
+    now = datetime(2026, 11, 1, 23, 59, tzinfo=UTC).timestamp() * 1000
+    monkeypatch.setattr("ags_fast.dataset.job_keys.clock_ms", lambda: int(now))
+    with Dataset.open(dataset, kms=kms).transaction() as new:
+        for path in ("before", "after"):
+            with new.create(path) as file:
+                file.write(b"x")
+            now += 120_000
+    assert scopes(dataset, kms) == {"day:2026-11-01": {"before", "after"}}
+
+
 def test_scope_of_a_writer(kms: dict[str, str], dataset: Path) -> None:
-    one = add_tree(dataset, kms, TREE, policy=Policy(kek_scope="writer"))
-    two = add_tree(dataset, kms, {"more": b""})
-    assert scopes(dataset, kms) == {f"writer:{one.job_id}": {*TREE}, f"writer:{two.job_id}": {"more"}}
+    """A writer is a process, which uses a KEK for all its jobs."""
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="writer"))
+    add_tree(dataset, kms, {"more": b""})
+    first = f"writer:{writer_name()}"
+    assert scopes(dataset, kms) == {first: {*TREE, "more"}}
+    writer_name.cache_clear()  # as a fork does
+    add_tree(dataset, kms, {"yet more": b""})
+    assert scopes(dataset, kms) == {first: {*TREE, "more"}, f"writer:{writer_name()}": {"yet more"}}
 
 
 def test_scope_of_so_many_files(kms: dict[str, str], dataset: Path) -> None:
@@ -126,14 +143,14 @@ def test_documents_have_the_datasets_own(kms: dict[str, str], dataset: Path, sco
     add_tree(dataset, kms, TREE, policy=Policy(kek_scope=scope))
     (own,) = (key_id for key_id, entry in keys(dataset, kms).items() if "scope" not in entry.properties)
     assert sealers(dataset) == {own}
-    assert {ref.key_id for ref in head(dataset, kms).manifests} == {own}
+    assert {ref.key_id for ref in head(dataset, kms).files} == {own}
     assert own not in {entry.key_id for entry in entries(dataset, kms).values()}
     add_tree(dataset, kms, {"more": b""})
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     assert sealers(dataset) == {own}
     assert all(entry.uses < SLACK for key, entry in keys(dataset, kms).items() if key != own)
     clear_cache()
-    assert calls(lambda: opened(dataset, kms).current()) == Counter(unwrap=1)
+    assert calls(lambda: opened(dataset, kms)) == Counter(unwrap=1)
     assert decrypted(dataset, kms) == TREE | {"more": b""}
 
 
@@ -177,7 +194,7 @@ def test_columns_in_scopes(kms: dict[str, str], dataset: Path, tmp_path: Path) -
     for path, entry in entries(dataset, kms).items():
         assert {known[key_id].properties["scope"] for key_id in entry.key_ids()} == {f"partition:{path[:3]}"}
     assert calls(lambda: rotate(dataset, kms=kms)) == Counter(wrap=5, unwrap=5)
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert sorted(e.properties.get("scope", "") for e in keys(dataset, kms).values()) == [
         "",
         "partition:p=0",
@@ -213,7 +230,7 @@ def test_lifetime(kms: dict[str, str], dataset: Path) -> None:
     assert decrypted(dataset, kms) == TREE | {"day=1/a": b"a", "day=1/b": b"b"}
     # A rotation leaves no file to them.
     rotate(dataset, kms=kms).raise_for_failures()
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert {entry.state for entry in keys(dataset, kms).values()} == {"active"}
     assert len(decrypted(dataset, kms)) == len(TREE) + 2
     assert leftovers(dataset, kms) == []
@@ -246,8 +263,16 @@ def test_uses_of_a_scope(kms: dict[str, str], dataset: Path) -> None:
     more = {f"p={n % 4}/more {n}": b"%d" % n for n in range(80)}
     add_tree(dataset, kms, more)
     assert all(entry.uses <= 30 for entry in keys(dataset, kms).values())
-    assert len(keys(dataset, kms, "retired")) == 4  # the dataset's own has wrapped documents only
-    assert decrypted(dataset, kms) == tree | more
+    assert {entry.state for entry in keys(dataset, kms).values()} == {"active"}  # each has uses left
+    assert len(keys(dataset, kms)) == 9
+    rest = {f"p={n % 4}/rest {n}": b"%d" % n for n in range(80)}
+    for at in (0, 40):
+        add_tree(dataset, kms, dict([*rest.items()][at : at + 40]))
+    assert len(keys(dataset, kms)) == 9
+    assert all(entry.uses == 30 for entry in keys(dataset, kms).values() if "scope" in entry.properties)
+    add_tree(dataset, kms, {"p=0/one": b""})
+    assert len(keys(dataset, kms, "retired")) == 2
+    assert decrypted(dataset, kms) == tree | more | rest | {"p=0/one": b""}
 
 
 def test_few_uses(kms: dict[str, str], dataset: Path) -> None:
@@ -263,19 +288,6 @@ def test_few_uses(kms: dict[str, str], dataset: Path) -> None:
     add_tree(dataset, kms, {"only one": b""}, policy=Policy(kek_uses=1))
     rotate(dataset, kms=kms).raise_for_failures()  # many files need one successor
     assert len(decrypted(dataset, kms)) == 12
-
-
-def test_room() -> None:
-    """AES-GCM's own limit is kept for whatever is wrapped."""
-    most = Policy().kek_uses
-    assert Policy().has_room(most - 10, 6, 4)
-    assert not Policy().has_room(most - 10, 6, 5)
-    assert Policy(kek_uses=10).has_room(7, 3, 100)
-    assert not Policy(kek_uses=10).has_room(8, 3, 0)
-    assert Policy().reserved(100, 10, 74) == 184
-    assert Policy(kek_uses=10).reserved(0, 1, 65) == 1
-    assert Policy(kek_uses=100).reserved(0, 98, 65) == 100
-    assert Policy(kek_uses=10).reserved(0, 50, 65) == 50  # of a rotation
 
 
 # ---------------------------------------------------------------------------------------------- carried on
@@ -295,9 +307,11 @@ def test_it_is_carried_on(kms: dict[str, str], dataset: Path) -> None:
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
     for what in ("kek", "mek", "double-wrap"):
         rotate(dataset, kms=kms, what=what).raise_for_failures()
-    expire(dataset, kms=kms, force=True)
+    with pytest.raises(PolicyError, match=r"keeps versions 1 and newer ones.*force=True"):
+        expire(dataset, kms=kms, keep=1, skip_grace=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True, force=True)
     assert head(dataset, kms).policy == policy
-    assert head(dataset, kms).number == 5
+    assert opened(dataset, kms).log.kept(head(dataset, kms))[-1].number == 6
     new = Policy(keep=3)
     assert set_policy(dataset, new, kms=kms) == policy
     assert head(dataset, kms).policy == new
@@ -310,12 +324,10 @@ def test_it_is_carried_on(kms: dict[str, str], dataset: Path) -> None:
 
 
 def test_before_there_are_files(kms: dict[str, str], dataset: Path) -> None:
-    from ags_fast.fs import Store
-
-    Ledger.open_or_create(Store(dataset), load_kms(kms), MASTER)
-    assert set_policy(dataset, Policy(kek_scope="writer"), kms=kms) == Policy()
+    Dataset.create(dataset, kms=kms, wrapping_key_id=MASTER)
+    assert set_policy(dataset, Policy(kek_scope="files:99"), kms=kms) == Policy()
     result = add_tree(dataset, kms, TREE)
-    assert scopes(dataset, kms).keys() == {f"writer:{result.job_id}"}
+    assert scopes(dataset, kms).keys() == {f"files:{result.job_id}/0"}
 
 
 def test_who_may_not_ask_the_kms_lays_down_nothing(kms: dict[str, str], dataset: Path) -> None:
@@ -342,8 +354,8 @@ def test_rotation_keeps_scopes(kms: dict[str, str], dataset: Path, scope: str) -
     active = keys(dataset, kms, "active")
     assert len(active) == count
     assert sealers(dataset) - old < active.keys()
-    assert {ref.key_id for ref in head(dataset, kms).manifests} <= active.keys()
-    expire(dataset, kms=kms, force=True)
+    assert {ref.key_id for ref in head(dataset, kms).files} <= active.keys()
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert keys(dataset, kms).keys() == active.keys()
     clear_cache()
     assert decrypted(dataset, kms) == TREE
@@ -378,20 +390,10 @@ def test_rotation_keeps_scopes(kms: dict[str, str], dataset: Path, scope: str) -
 def test_what_no_policy_is(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options)) if len(options) == 1 else "keep_days"):
         Policy(**options)
-    with pytest.raises(FormatError):
-        Policy.from_json(options)
 
 
-@pytest.mark.parametrize("value", [None, [], "dataset", {"kek_scope": None}, {"kek_scope": ["x"]}, {"kek_uses": []}])
-def test_what_no_document_has(value: Any) -> None:
-    with pytest.raises(FormatError):
-        Policy.from_json(value)
-
-
-def test_a_newer_one_is_read() -> None:
+def test_the_class() -> None:
     policy = Policy(kek_scope="files:7", keep=2)
-    assert Policy.from_json({**policy.to_json(), "of tomorrow": {}}) == policy
-    assert Policy.from_json({}) == Policy() == Policy.from_json(json.loads(json.dumps(Policy().to_json())))
     assert pickle.loads(pickle.dumps(policy)) == policy == Policy("files:7").replace(keep=2)
     assert Policy().kek_lifetime_days == 730
     assert Policy().kek_uses < 1 << 32
@@ -419,9 +421,9 @@ def test_a_master_key_that_was_left(dataset: Path, kms: dict[str, str]) -> None:
 
 def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A rotation needs no successor of a KEK that wraps nothing, and an expiry lets it go in time."""
-    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="writer"))
+    add_tree(dataset, kms, TREE, policy=Policy(kek_scope="files:99"))
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
-    expire(dataset, kms=kms)
+    expire(dataset, kms=kms, keep=1)
     idle, used = sorted(
         (key for key in keys(dataset, kms, "active").values() if "scope" in key.properties),
         key=lambda key: key.created_ms,
@@ -431,15 +433,15 @@ def test_keks_of_what_is_over(dataset: Path, kms: dict[str, str], monkeypatch: p
     assert calls(lambda: rotate(dataset, kms=kms)) == Counter(unwrap=4, wrap=2)  # the dataset's own, and that in use
     assert keys(dataset, kms)[idle.key_id].state == "retired"
     assert "successor" not in keys(dataset, kms)[idle.key_id].properties
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert idle.key_id not in keys(dataset, kms)
     assert len(keys(dataset, kms)) == 2
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
-    expire(dataset, kms=kms)
+    expire(dataset, kms=kms, keep=1)
     assert len(keys(dataset, kms, "active")) == 3  # the one that is idle now is young
-    monkeypatch.setattr("ags_fast.dataset.decide.expiry.GRACE_MS", -1)
-    expire(dataset, kms=kms)
-    expire(dataset, kms=kms)
+    monkeypatch.setattr("ags_fast.dataset.keys.GRACE_MS", -1)
+    expire(dataset, kms=kms, keep=1)
+    expire(dataset, kms=kms, keep=1)
     assert len(keys(dataset, kms)) == 2
     assert decrypted(dataset, kms) == TREE
 

@@ -141,12 +141,13 @@ def test_the_bound_of_what_is_ahead(server: SlowS3) -> None:
 
 def test_ranges_at_once(server: SlowS3) -> None:
     wanted = [(i * 3 * MIB + 10, 1000) for i in range(8)]
-    server.set(latency=0.4)  # so that the first one lasts until a busy machine has sent the last one
+    server.set(latency=2)  # so that the first one lasts until a busy machine has sent the last one
     with opened(server) as reader:
         server.log()
         assert reader.read_ranges(wanted) == [PLAIN[offset : offset + n] for offset, n in wanted]
         log = server.log()
         assert len(log) == in_flight(log) == 8
+        server.set(latency=0)
         assert reader.read_ranges(wanted) == [PLAIN[offset : offset + n] for offset, n in wanted]
         assert len(server.log()) == 4  # four of the blocks are kept
         assert reader.read_ranges([(0, len(PLAIN)), (5, 5)]) == [PLAIN, PLAIN[5:10]]

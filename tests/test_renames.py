@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import MASTER, QUIET, add_tree, decrypted, encrypt, leftovers, make_kms, read_tree, write_tree
+from datasets import MASTER, QUIET, add_tree, decrypted, encrypt, leftovers, make_kms, read_tree, rows_of, write_tree
 from support import pattern
 
 from ags_fast import Dataset
-from ags_fast.dataset.ledger import Ledger
 from ags_fast.errors import ConcurrentChangeError, IntegrityError, PolicyError
 from ags_fast.jobs import (
     Policy,
@@ -25,7 +24,6 @@ from ags_fast.jobs import (
     sweep,
     verify_files,
 )
-from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
@@ -50,8 +48,7 @@ def dataset(tmp_path: Path, kms: dict[str, str]) -> Dataset:
 
 
 def entries(dataset: Dataset, kms: dict[str, str]) -> dict[str, FileEntry]:
-    opened = Ledger.open(dataset.url, load_kms(kms))
-    return {entry.path: entry for entry in opened.entries(opened.current())}
+    return rows_of(dataset.url, kms)
 
 
 def objects(dataset: Dataset) -> dict[str, bytes]:
@@ -95,7 +92,7 @@ def test_later_jobs(dataset: Dataset, kms: dict[str, str], tmp_path: Path) -> No
     removed = remove_files(dataset.url, "r", kms=kms)
     assert removed.still_in is not None
     assert removed.still_in[:2] == [2, 3]  # in version 2, as "a"
-    expire(dataset.url, kms=kms)
+    expire(dataset.url, kms=kms, keep=1)
     del tree["r"]
     check(dataset, kms, tree)
     assert len(objects(dataset)) == len(tree)
@@ -274,10 +271,11 @@ def test_members_of_a_set(tmp_path: Path, kms: dict[str, str]) -> None:
         new.rename({"0": "zero", "1": "0"})
     found = entries(dataset, kms)
     assert [found[path].part for path in ("zero", "0", "2", "3")] == [0, 1, 2, 3]
+    assert dataset.snapshot().entry.sets == {found["0"].set_id: 4}
     check(dataset, kms, {"zero": b"0", "0": b"1", "2": b"2", "3": b"3"})
     with dataset.transaction(fsync=False) as new:
         new.rename({"zero": "2"}, replace=True)
-    assert {entry.part for entry in entries(dataset, kms).values()} == {None}
+    assert dataset.snapshot().entry.sets == {}
     check(dataset, kms, {"2": b"0", "0": b"1", "3": b"3"})
 
 
@@ -304,10 +302,7 @@ def test_copies_are_protected_as_their_sources(dataset: Dataset, kms: dict[str, 
         with pytest.raises(FileNotFoundError):
             new.copy("no", "x")
         new.rename({"t.parquet": "v.parquet"})
-    now, keys = (
-        entries(dataset, kms),
-        {entry.key_id: entry for entry in Ledger.open(dataset.url, load_kms(kms)).keys.list()},
-    )
+    now, keys = entries(dataset, kms), dataset.snapshot().entry.keys
 
     def masters(entry: FileEntry) -> list[tuple[str, str]]:
         columns = [(key["column"], keys[key["key_id"]].wrapping_key_id) for key in entry.column_keys or ()]

@@ -19,13 +19,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from datasets import HERE, MASTER, decrypted, leftovers, make_kms, read_tree, write_tree
 from support import pattern
 
-from ags_fast import IntegrityError, KeyAccessError, PolicyError
-from ags_fast.dataset.decide import Wish
+from ags_fast import Dataset, KeyAccessError, PolicyError, encrypted_length
+from ags_fast.dataset import tables as sealed_tables
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.change import Wish
 from ags_fast.dataset.entries import FileEntry
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.open_jobs import open_plans
-from ags_fast.dataset.tables import MANIFEST_ENTRIES, MANIFEST_NBYTES
-from ags_fast.fs import Store
+from ags_fast.dataset.entry import main_key
+from ags_fast.dataset.job import Job
+from ags_fast.dataset.kinds import Want
 from ags_fast.jobs import (
     Policy,
     decrypt_files,
@@ -46,6 +47,7 @@ from ags_fast.keys.kms import local
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ags_fast.dataset.snapshot import Snapshot
     from ags_fast.jobs import JobResult
     from ags_fast.keys import KmsClient
     from ags_fast.keys.entry import KeyEntry
@@ -148,17 +150,22 @@ def turned(dataset: Path, kms: Any, what: str = "kek", **options: Any) -> JobRes
     return result
 
 
-def opened(dataset: Path, kms: Any) -> Ledger:
-    return Ledger.open(dataset, kms if isinstance(kms, local.LocalKms) else load_kms(kms))
+def opened(dataset: Path, kms: Any, version: int | None = None) -> Snapshot:
+    return Access.of(dataset, kms, version=version).open()
 
 
 def keys(dataset: Path, kms: Any, state: str | None = None) -> dict[str, KeyEntry]:
-    return {entry.key_id: entry for entry in opened(dataset, kms).keys.list(state)}
+    return {key_id: key for key_id, key in opened(dataset, kms).entry.keys.items() if state in (None, key.state)}
 
 
 def entries(dataset: Path, kms: Any, version: int | None = None) -> dict[str, FileEntry]:
-    found = opened(dataset, kms)
-    return {entry.path: entry for entry in found.entries(found.current(version=version))}
+    return {row.path: row for row in opened(dataset, kms, version).files()}
+
+
+def numbers(dataset: Path, kms: Any) -> list[int]:
+    """The versions that are kept, the oldest first."""
+    log, head = opened(dataset, kms)
+    return [entry.number for entry in reversed(log.kept(head))]
 
 
 def data(dataset: Path) -> dict[str, bytes]:
@@ -166,15 +173,15 @@ def data(dataset: Path) -> dict[str, bytes]:
     return {path: content for path, content in read_tree(dataset).items() if not path.startswith("_ags/")}
 
 
-def documents(dataset: Path, folder: str = "_ags/") -> dict[str, dict[str, Any]]:
-    """What is sealed. In the place of what was removed, something without a seal keeps the number taken."""
-    found = ((path, content) for path, content in read_tree(dataset).items() if path.endswith(".json"))
-    sealed = {path: json.loads(content) for path, content in found if path.startswith(folder) and b'"auth"' in content}
-    return dict(sorted(sealed.items()))
+def documents(dataset: Path, *folders: str) -> dict[str, dict[str, Any]]:
+    """The header of each document: entries of the log, and plans."""
+    folders = folders or ("_ags/log/", "_ags/plans/")
+    found = {path: content for path, content in read_tree(dataset).items() if path.startswith(folders)}
+    return {path: json.loads(content.splitlines()[0]) for path, content in sorted(found.items()) if content}
 
 
-def key_documents(dataset: Path) -> list[str]:
-    return list(documents(dataset, "_ags/keys/"))
+def log_entries(dataset: Path) -> list[str]:
+    return list(documents(dataset, "_ags/log/"))
 
 
 def raw_kek(kms: Any, entry: KeyEntry) -> AESGCM:
@@ -192,18 +199,17 @@ def opens(kek: AESGCM, wrapped: bytes, bound: bytes) -> bool:
 
 
 def opened_by(kek: AESGCM, dataset: Path, kms: Any) -> Counter[str]:
-    """What of a dataset a KEK opens: keys of files and columns, of manifests, of documents; and what it does not."""
-    found, counts = opened(dataset, kms), Counter[str]()
-    dataset_id = found.id
-    for version in found.versions():
-        for ref in version.manifests:
-            counts["manifest" if opens(kek, ref.wrapped_key, binding(dataset_id, "dek", ref.path)) else "closed"] += 1
-            for entry in found.open_table(ref, found.envelope):
-                for _, wrapped, bound in entry.wraps(dataset_id):
-                    counts["dek" if opens(kek, wrapped, bound) else "closed"] += 1
-    for path, document in documents(dataset).items():
-        wrapped = base64.b64decode(document["auth"]["wrapped_key"])
-        counts["document" if opens(kek, wrapped, binding(dataset_id, "document", path)) else "closed"] += 1
+    """What of a dataset a KEK opens: keys of files and columns, of tables, of documents; and what it does not."""
+    (log, head), counts = opened(dataset, kms), Counter[str]()
+    for table in {table.path: table for version in log.kept(head) for table in version.files}.values():
+        bound = binding(head.dataset_id, "table", table.path)
+        counts["table" if opens(kek, table.wrapped, bound) else "closed"] += 1
+        for row in log.tables.rows(table, log.envelope(head)):
+            for _, wrapped, bound in row.wraps(head.dataset_id):
+                counts["dek" if opens(kek, wrapped, bound) else "closed"] += 1
+    for path, header in documents(dataset).items():
+        bound = binding(head.dataset_id, "document", path)
+        counts["document" if opens(kek, base64.b64decode(header["wrapped"]), bound) else "closed"] += 1
     return counts
 
 
@@ -224,7 +230,7 @@ def test_master_key(kms: dict[str, str], dataset: Path, cold: bool, rewraps: boo
     assert count == 4  # the dataset's own, and one for each folder
     local.rotate_key(kms, MASTER)
     used = client(Rewrapping, kms) if rewraps else load_kms(kms)
-    opened(dataset, used).current()
+    opened(dataset, used)
     if cold:
         clear_cache()
     with asked() as calls:
@@ -232,14 +238,13 @@ def test_master_key(kms: dict[str, str], dataset: Path, cold: bool, rewraps: boo
     assert calls == (COLD_OPEN if cold else Counter()) + (
         Counter(rewrap=count, unwrap=count) if rewraps else Counter(unwrap=2 * count, wrap=count)
     )
-    assert result.version == 2
+    assert result.version == 4
     assert result.counts == {"ok": 4, "skipped": 0, "failed": 0}
     assert {row.format for row in result.rows} == {"key"}
     after = read_tree(dataset)
     new = after.keys() - before.keys()
     assert {path: content for path, content in after.items() if path not in new} == before
-    assert len(new) == 1
-    assert new < set(key_documents(dataset))
+    assert new == {log_entries(dataset)[-1]}
     with asked() as calls:
         again = turned(dataset, used, "mek")
     assert not calls
@@ -251,12 +256,12 @@ def test_master_key(kms: dict[str, str], dataset: Path, cold: bool, rewraps: boo
     local.set_state(kms, MASTER, "destroyed", version=1)
     clear_cache()
     assert decrypted(dataset, kms) == TREE | MORE
-    assert decrypted(dataset, kms, version=1) == TREE
+    assert decrypted(dataset, kms, version=2) == TREE
     # Who has but the keys of before has nothing.
     for path in new:
         (dataset / path).unlink()
     with pytest.raises(KeyAccessError, match=f"version 1 of the local key '{MASTER}' was destroyed"):
-        opened(dataset, kms).current()
+        opened(dataset, kms)
 
 
 def test_master_key_before_it_was_rotated(kms: dict[str, str], dataset: Path) -> None:
@@ -274,7 +279,7 @@ def test_to_another_master_key(kms: dict[str, str], dataset: Path, rewraps: bool
     encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
     files = data(dataset)
     used = client(Rewrapping, kms) if rewraps else load_kms(kms)
-    opened(dataset, used).current()
+    opened(dataset, used)
     with asked() as calls:
         assert turned(dataset, used, "mek", wrapping_key_id="other").counts["ok"] == 3
     assert calls == Counter(unwrap=6, wrap=3)  # each new wrap is tried
@@ -293,7 +298,7 @@ def test_to_another_kms(tmp_path: Path, kms: dict[str, str], dataset: Path, cold
     encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
     files = data(dataset)
     there = make_kms(tmp_path, name="there", keys=("third",))
-    opened(dataset, kms).current()
+    opened(dataset, kms)
     if cold:
         clear_cache()
     with asked() as calls:
@@ -305,7 +310,7 @@ def test_to_another_kms(tmp_path: Path, kms: dict[str, str], dataset: Path, cold
     assert data(dataset) == files
     encrypt(dataset, there, MORE, master="third")
     turned(dataset, there)
-    assert expire(dataset, kms=there, force=True).failed == []
+    assert expire(dataset, kms=there, keep=1, skip_grace=True).failed == []
     assert decrypted(dataset, there) == TREE | MORE
     assert leftovers(dataset, there) == []
 
@@ -326,7 +331,7 @@ def test_kek(kms: dict[str, str], dataset: Path, cold: bool) -> None:
     encrypt(dataset, kms)
     (old,) = keys(dataset, kms).values()
     stolen = raw_kek(kms, old)
-    assert opened_by(stolen, dataset, kms) == {"dek": len(TREE), "manifest": 1, "document": 3}
+    assert opened_by(stolen, dataset, kms) == {"dek": len(TREE), "table": 1, "document": 2}
     before, was = read_tree(dataset), entries(dataset, kms)
     if cold:
         clear_cache()
@@ -338,21 +343,21 @@ def test_kek(kms: dict[str, str], dataset: Path, cold: bool) -> None:
     assert [(row.format, row.src, row.dst) for row in result.rows if row.format == "key"] == [
         ("key", old.key_id, new.key_id)
     ]
-    assert result.version == 2
+    assert result.version == 3
     assert result.counts == {"ok": 2, "skipped": 0, "failed": 0}
     now = entries(dataset, kms)
     assert {path: without_keys(entry) for path, entry in now.items()} == {
         path: without_keys(entry) for path, entry in was.items()
     }
     assert {entry.key_id for entry in now.values()} == {new.key_id}
-    assert entries(dataset, kms, version=1) == was
+    assert entries(dataset, kms, version=2) == was
     after = read_tree(dataset)
     assert {path: after[path] for path in before} == before
     assert leftovers(dataset, kms) == []
 
     # The past can be read, and whoever writes takes the new key.
     clear_cache()
-    assert decrypted(dataset, kms) == decrypted(dataset, kms, version=1) == TREE
+    assert decrypted(dataset, kms) == decrypted(dataset, kms, version=2) == TREE
     encrypt(dataset, kms, MORE)
     assert {entry.key_id for entry in entries(dataset, kms).values()} == {new.key_id}
     turned_again = keys(dataset, kms)[old.key_id]
@@ -360,7 +365,7 @@ def test_kek(kms: dict[str, str], dataset: Path, cold: bool) -> None:
     assert opened_by(stolen, dataset, kms)["dek"] == len(TREE)
 
     # After the past is gone the old KEK opens nothing.
-    done = expire(dataset, kms=kms, force=True)
+    done = expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert old.key_id in {row.key_id for row in done.rows if row.format == "key" and row.status == "ok"}
     assert keys(dataset, kms).keys() == {new.key_id}
     found = opened_by(stolen, dataset, kms)
@@ -390,7 +395,7 @@ def test_kek_by_scope(kms: dict[str, str], dataset: Path, cold: bool) -> None:
     assert len(active) == 3
     for path, entry in entries(dataset, kms).items():
         assert active[entry.key_id].properties["scope"] == f"partition:{path[0]}"
-    assert expire(dataset, kms=kms, force=True).failed == []
+    assert expire(dataset, kms=kms, keep=1, skip_grace=True).failed == []
     assert keys(dataset, kms) == active
     clear_cache()
     assert decrypted(dataset, kms) == TREE
@@ -400,9 +405,9 @@ def test_kek_under_another_master_key(kms: dict[str, str], dataset: Path) -> Non
     encrypt(dataset, kms)
     with asked() as calls:
         turned(dataset, kms, wrapping_key_id="other")
-    assert calls == Counter(wrap=1, unwrap=1)
-    assert opened(dataset, kms).keyring.main_key().wrapping_key_id == "other"
-    expire(dataset, kms=kms, force=True)
+    assert calls == Counter(wrap=2, unwrap=3)  # the retired KEK moves, too
+    assert main_key(opened(dataset, kms).entry.keys).wrapping_key_id == "other"
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     local.set_state(kms, MASTER, "destroyed")
     clear_cache()
     assert decrypted(dataset, kms) == TREE
@@ -415,26 +420,24 @@ def test_again_and_again(kms: dict[str, str], dataset: Path) -> None:
         turned(dataset, kms)
         encrypt(dataset, kms, {f"then/{n}": b"%d" % n})
     clear_cache()
-    for number in opened(dataset, kms).version_numbers():
+    for number in numbers(dataset, kms)[1:]:
         assert TREE.items() <= decrypted(dataset, kms, version=number).items()
     assert {entry.state for entry in keys(dataset, kms).values()} == {"active", "retired"}
     assert len(keys(dataset, kms)) == 5
     assert len(keys(dataset, kms, "active")) == 1
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert len(keys(dataset, kms)) == 1
     assert len(decrypted(dataset, kms)) == len(TREE) + 4
 
 
 def test_an_empty_dataset(kms: dict[str, str], dataset: Path) -> None:
-    Ledger.open_or_create(Store(dataset), load_kms(kms), MASTER)
+    Dataset.create(dataset, kms=kms, wrapping_key_id=MASTER)
     (old,) = keys(dataset, kms)
     turned(dataset, kms)
     turned(dataset, kms, "mek")
     assert keys(dataset, kms)[old].state == "retired"
-    with pytest.raises(IntegrityError, match="no version"):  # they may have been taken away, and need the keys
-        expire(dataset, kms=kms, force=True)
     encrypt(dataset, kms)
-    assert expire(dataset, kms=kms, force=True).counts["ok"] > 0
+    assert expire(dataset, kms=kms, keep=1, skip_grace=True).counts["ok"] > 0
     assert old not in keys(dataset, kms)
     assert decrypted(dataset, kms) == TREE
     assert leftovers(dataset, kms) == []
@@ -456,16 +459,16 @@ def test_single_wrap(kms: dict[str, str], dataset: Path, cold: bool, rewraps: bo
         result = turned(dataset, used)
     count = len(TREE)
     assert calls == (COLD_OPEN if cold else Counter()) + (
-        Counter(rewrap=count, unwrap=1) if rewraps else Counter(unwrap=count + 1, wrap=count)
+        # One wrap is tried. The KEK of the documents is wrapped again, too.
+        Counter(rewrap=count + 1, unwrap=2) if rewraps else Counter(unwrap=count + 1 + 2, wrap=count + 1)
     )
-    assert result.version == 2
+    assert result.version == 3
     now = entries(dataset, used)
     assert {used.key_version(entry.wrapped_dek) for entry in now.values()} == {"2"}
     assert [without_keys(entry) for entry in now.values()] == [without_keys(entry) for entry in was.values()]
     assert data(dataset) == files
     assert leftovers(dataset, kms) == []
-    turned(dataset, used, "mek")  # the KEK of the documents
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     local.set_state(kms, MASTER, "destroyed", version=1)
     clear_cache()
     assert decrypted(dataset, kms) == TREE
@@ -478,8 +481,10 @@ def test_single_wrap_under_another_master_key(kms: dict[str, str], dataset: Path
     entries(dataset, used)
     with asked() as calls:
         turned(dataset, used, wrapping_key_id="other", concurrency=concurrency)
-    # One wrap is tried; and a wrap and an unwrap are for the documents, which move with it.
-    assert calls == Counter(unwrap=6, wrap=6) + Counter(unwrap=1) + Counter(unwrap=1, wrap=1)
+    # One wrap is tried. The documents move with it: they get a new KEK, and the retired one is wrapped again.
+    assert calls == Counter(unwrap=6, wrap=6) + Counter(unwrap=1) + Counter(unwrap=1, wrap=1) + Counter(
+        unwrap=2, wrap=1
+    )
     assert {keys(dataset, kms)[entry.key_id].wrapping_key_id for entry in entries(dataset, kms).values()} == {"other"}
     assert decrypted(dataset, kms) == TREE
 
@@ -487,8 +492,7 @@ def test_single_wrap_under_another_master_key(kms: dict[str, str], dataset: Path
 def test_single_wrap_leaves_a_master_key_for_good(kms: dict[str, str], dataset: Path) -> None:
     encrypt(dataset, kms, double_wrap=False)
     turned(dataset, kms, wrapping_key_id="other")
-    turned(dataset, kms, "mek", wrapping_key_id="other")
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     local.set_state(kms, MASTER, "destroyed")
     clear_cache()
     assert decrypted(dataset, kms) == TREE
@@ -594,8 +598,8 @@ def test_keks_of_columns(kms: dict[str, str], dataset: Path, tables: Path, cold:
         assert active[entry.key_id].wrapping_key_id == MASTER
         assert [active[key["key_id"]].wrapping_key_id for key in entry.column_keys] == ["hr"]
     check_tables(tables, dataset, kms)
-    check_tables(tables, dataset, kms, version=1)
-    expire(dataset, kms=kms, force=True)
+    check_tables(tables, dataset, kms, version=2)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     for kek in stolen:
         assert opened_by(kek, dataset, kms).keys() == {"closed"}
     assert data(dataset) == files
@@ -608,11 +612,11 @@ def test_only_the_keks_of_a_column(kms: dict[str, str], dataset: Path, tables: P
     was = entries(dataset, kms)
     with asked() as calls:
         turned(dataset, kms, from_key_id="hr", wrapping_key_id="other")
-    assert calls == Counter(wrap=1, unwrap=1)
+    assert calls == Counter(wrap=2, unwrap=3)  # the retired KEK moves, too
     for path, entry in entries(dataset, kms).items():
         assert (entry.key_id, entry.wrapped_dek) == (was[path].key_id, was[path].wrapped_dek)
     assert {entry.wrapping_key_id for entry in keys(dataset, kms, "active").values()} == {MASTER, "other"}
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     local.set_state(kms, "hr", "destroyed")
     check_tables(tables, dataset, kms)
 
@@ -669,36 +673,32 @@ def removed(result: JobResult, dataset: Path) -> dict[str, set[str]]:
 def test_what_is_removed(kms: dict[str, str], dataset: Path) -> None:
     """All that only old versions had, to the object; each has a row."""
     encrypt(dataset, kms)
+    was = entries(dataset, kms)
     rekey_files(dataset, kms=kms, paths="0/*", **QUIET).raise_for_failures()
     encrypt(dataset, kms, MORE)
     turned(dataset, kms)
     (old,) = keys(dataset, kms, "retired")
-    found = opened(dataset, kms)
-    versions = {version.number: version for version in found.versions()}
-    manifests = {ref.path for version in versions.values() for ref in version.manifests}
-    kept = {ref.path for ref in versions[4].manifests}
+    log, head = opened(dataset, kms)
+    tables = {table.path for version in log.kept(head) for table in version.files}
     before = read_tree(dataset)
     with asked() as calls:
-        done = expire(dataset, kms=kms, force=True)
+        done = expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert not calls
     after = read_tree(dataset)
     assert removed(done, dataset) == {
-        "version": {f"_ags/versions/{n:08}.json" for n in (1, 2, 3)},
-        "manifest": manifests - kept,
-        "file": {f"{path}.ags" for path in TREE if path.startswith("0/")},
+        "version": {path for path in before if path.startswith("_ags/log/")} - set(log_entries(dataset)),
+        "table": tables - {table.path for table in head.files},
+        "file": {row.file for path, row in was.items() if path.startswith("0/")},
         "key": {old},
-        "keys": {path for path in before if path.startswith("_ags/keys/")},
     }
     gone = set().union(*(paths for kind, paths in removed(done, dataset).items() if kind != "key"))
-    still = {path for path in after if not path.endswith(".json")} | documents(dataset).keys()
-    assert before.keys() - still == gone
-    assert len(key_documents(dataset)) == 1  # the one that lacks the old key
+    assert before.keys() - after.keys() == gone
     assert leftovers(dataset, kms) == []
-    assert not any(open_plans(Store(dataset)))
+    assert not log.plans()
     clear_cache()
     assert decrypted(dataset, kms) == TREE | MORE
     assert verify_files(dataset, kms=kms, **QUIET).counts == {"ok": 8, "skipped": 0, "failed": 0}
-    assert expire(dataset, kms=kms, force=True).rows == []
+    assert expire(dataset, kms=kms, keep=1, skip_grace=True).rows == []
     assert read_tree(dataset) == after
 
 
@@ -707,10 +707,12 @@ def test_what_would_be_removed(kms: dict[str, str], dataset: Path) -> None:
     rekey_files(dataset, kms=kms, paths="0/*", **QUIET).raise_for_failures()
     turned(dataset, kms)
     before = read_tree(dataset)
-    planned = [row._replace(status="ok") for row in expire(dataset, kms=kms, force=True, dry_run=True).rows]
+    planned = [
+        row._replace(status="ok") for row in expire(dataset, kms=kms, keep=1, skip_grace=True, dry_run=True).rows
+    ]
     assert read_tree(dataset) == before
-    done = expire(dataset, kms=kms, force=True)
-    for kind in ("version", "manifest", "file", "key"):
+    done = expire(dataset, kms=kms, keep=1, skip_grace=True)
+    for kind in ("version", "table", "file", "key"):
         assert {row.src for row in planned if row.format == kind} == {
             row.src for row in done.rows if row.format == kind
         }
@@ -721,19 +723,16 @@ def test_what_is_kept(kms: dict[str, str], dataset: Path) -> None:
     for n in range(4):
         encrypt(dataset, kms, {f"then/{n}": b"%d" % n})
 
-    def numbers() -> list[int]:
-        return opened(dataset, kms).version_numbers()
-
-    assert expire(dataset, kms=kms, keep=9).version == 5
-    assert numbers() == [1, 2, 3, 4, 5]
+    assert expire(dataset, kms=kms, keep=9).version == 6
+    assert numbers(dataset, kms) == [1, 2, 3, 4, 5, 6]
     expire(dataset, kms=kms, keep=1, older_than=timedelta(days=1))  # none is so old
-    assert numbers() == [1, 2, 3, 4, 5]
+    assert numbers(dataset, kms) == [1, 2, 3, 4, 5, 6]
     expire(dataset, kms=kms, keep=3)
-    assert numbers() == [3, 4, 5]
+    assert numbers(dataset, kms) == [4, 5, 6, 7]  # and the expiry itself, which changes no file
     expire(dataset, kms=kms, keep=2, older_than=timedelta(0))
-    assert numbers() == [4, 5]
-    expire(dataset, kms=kms)
-    assert numbers() == [5]
+    assert numbers(dataset, kms) == [5, 6, 7, 8]
+    expire(dataset, kms=kms, keep=1)
+    assert numbers(dataset, kms) == [6, 7, 8, 9]
     assert len(decrypted(dataset, kms)) == len(TREE) + 4
     assert leftovers(dataset, kms) == []
 
@@ -745,15 +744,15 @@ def test_grace(kms: dict[str, str], dataset: Path) -> None:
     turned(dataset, kms, grace=timedelta(days=3))
     rows = expire(dataset, kms=kms, keep=2).rows
     assert [(row.status, row.error_class) for row in rows if row.key_id == old] == [("skipped", "InUse")]
-    assert "version 1" in next(row.error for row in rows if row.key_id == old)  # type: ignore[operator]
-    rows = expire(dataset, kms=kms).rows
+    assert "version 2" in next(row.error for row in rows if row.key_id == old)  # type: ignore[operator]
+    rows = expire(dataset, kms=kms, keep=1).rows
     assert [(row.status, row.error) for row in rows if row.src == old] == [("skipped", "its grace is over in 3.0 days")]
     assert old in keys(dataset, kms)
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert old not in keys(dataset, kms)
     (old,) = keys(dataset, kms)
     turned(dataset, kms, grace=timedelta(0))
-    expire(dataset, kms=kms)
+    expire(dataset, kms=kms, keep=1)
     assert old not in keys(dataset, kms)
     assert decrypted(dataset, kms) == TREE
 
@@ -764,39 +763,41 @@ def test_forced_in_the_same_job(kms: dict[str, str], dataset: Path) -> None:
     result = turned(dataset, kms, force_expire=True)
     assert result.expired is not None
     assert old in removed(result.expired, dataset)["key"]
-    assert opened(dataset, kms).version_numbers() == [2]
-    assert len(key_documents(dataset)) == 1
+    assert numbers(dataset, kms) == [3, 4, 5]  # the rotation, and two entries of the expiry
     local.rotate_key(kms, MASTER)
     assert turned(dataset, kms, "mek", force_expire=True).expired is not None
-    assert len(key_documents(dataset)) == 1  # nothing is left that version 1 of the master key has wrapped
     local.set_state(kms, MASTER, "destroyed", version=1)
     clear_cache()
     assert decrypted(dataset, kms) == TREE
     assert leftovers(dataset, kms) == []
 
 
-def test_keys_of_open_jobs_stay(kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that has its plan when the KEKs are replaced, and all that is old is removed by force, finishes."""
+def test_a_job_that_is_open_when_its_key_goes(
+    kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that has its plan when the KEKs are replaced, and all that is old is removed by force, finishes.
+    Its data keys are wrapped again."""
     encrypt(dataset, kms)
     (old,) = keys(dataset, kms)
     rows: list[Any] = []
-    run = encryption.run_tasks  # type: ignore[attr-defined]
+    run = encryption.write_files  # type: ignore[attr-defined]
 
-    def run_late(*args: Any) -> Any:
-        monkeypatch.setattr(encryption, "run_tasks", run)
+    def run_late(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(encryption, "write_files", run)
         done = turned(dataset, kms, force_expire=True)
         assert done.expired is not None
         rows.extend(row for row in done.expired.rows if row.src == old)
-        return run(*args)
+        return run(*args, **options)
 
-    monkeypatch.setattr(encryption, "run_tasks", run_late)
+    monkeypatch.setattr(encryption, "write_files", run_late)
     encrypt(dataset, kms, MORE)
-    assert [(row.status, row.error_class) for row in rows] == [("skipped", "InUse")]
-    assert "open job" in rows[0].error
+    assert [(row.status, row.error_class, row.error) for row in rows] == [
+        ("skipped", "InUse", "an open job may need it")
+    ]
     (new,) = keys(dataset, kms, "active")
     assert {entry.key_id for entry in entries(dataset, kms).values()} == {new}  # wrapped anew when it committed
     assert decrypted(dataset, kms) == TREE | MORE
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert keys(dataset, kms).keys() == {new}
     assert leftovers(dataset, kms) == []
 
@@ -809,17 +810,17 @@ def test_a_bare_copy(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None
     stolen, files = raw_kek(kms, old), data(dataset)
     turned(dataset, kms)
     copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert opened_by(stolen, dataset, kms).keys() == {"closed"}
-    # The manifests of the copy, and the data, which is the same as ever:
+    # The tables of the copy, and the data, which is the same as ever:
     assert opened_by(stolen, copy, kms)["dek"] == len(TREE)
     assert data(copy) == data(dataset) == files
     # Only a new DEK for each file ends that for the data of tomorrow.
     rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert data(dataset).keys().isdisjoint(files)
     # Who can ask the KMS opens the copy, as long as the master key's version is there.
-    assert decrypted(copy, kms, version=1) == TREE
+    assert decrypted(copy, kms, version=2) == TREE
     local.rotate_key(kms, MASTER)
     turned(dataset, kms, "mek")
     local.set_state(kms, MASTER, "destroyed", version=1)
@@ -837,50 +838,26 @@ def test_retention_of_later_jobs(kms: dict[str, str], dataset: Path) -> None:
         result = encrypt(dataset, kms, {f"then/{n}": b"%d" % n})
         assert result.expired is not None
         assert result.expired.op == "expire"
-        seen.append(opened(dataset, kms).version_numbers())
-    assert seen == [[1, 2], [2, 3], [3, 4]]
+        seen.append(numbers(dataset, kms))
+    assert seen == [[2, 3], [3, 4], [4, 5]]
     (old,) = keys(dataset, kms)
     assert turned(dataset, kms).expired is not None
     assert rekey_files(dataset, kms=kms, **QUIET).expired is not None
-    assert opened(dataset, kms).version_numbers() == [5, 6]
+    assert numbers(dataset, kms) == [6, 7]
     assert old in keys(dataset, kms)  # nothing needs it, and its grace is not over
     assert turned(dataset, kms, "mek").expired is not None
     set_policy(dataset, Policy(keep=1, keep_days=1), kms=kms)
     encrypt(dataset, kms, MORE)
-    assert opened(dataset, kms).version_numbers() == [5, 6, 7, 8]
+    assert numbers(dataset, kms) == [6, 7, 8, 9]
     assert leftovers(dataset, kms) == []
     assert len(decrypted(dataset, kms)) == len(TREE) + 3 + len(MORE)
-
-
-def test_that_new_wraps_open_is_seen_before_the_old_ones_go(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
-    local.rotate_key(kms, MASTER)
-    turned(dataset, kms, "mek")
-    with asked() as calls:
-        expire(dataset, kms=kms)
-    assert calls == Counter(unwrap=3)
-    with asked() as calls:
-        expire(dataset, kms=kms)
-    assert not calls
-    local.rotate_key(kms, MASTER)
-    turned(dataset, kms, "mek")
-    before = key_documents(dataset)
-    local.set_state(kms, MASTER, "disabled", version=3)
-    rows = expire(dataset, kms=kms, force=True).rows
-    assert [(row.status, row.error_class) for row in rows] == [("skipped", "KeyAccessError")] * 3
-    assert {"version 3" in (row.error or "") for row in rows} == {True}
-    assert key_documents(dataset) == before  # they may be the only ones that open
-    local.set_state(kms, MASTER, "enabled", version=3)
-    expire(dataset, kms=kms, force=True)
-    assert len(key_documents(dataset)) == 1
-    assert decrypted(dataset, kms) == TREE
 
 
 # ---------------------------------------------------------------------------------------------- readers
 
 
 def test_a_reader_asks_once(kms: dict[str, str], dataset: Path, tmp_path: Path) -> None:
-    """However many files, versions and manifests there are under a KEK."""
+    """However many files, versions and tables there are under a KEK."""
     encrypt(dataset, kms, policy=Policy(keep=9))
     encrypt(dataset, kms, MORE)
     turned(dataset, kms, "mek")
@@ -900,7 +877,7 @@ def test_versions_of_a_master_key_that_are_disabled(kms: dict[str, str], dataset
     for n in range(5):
         if n:
             local.rotate_key(kms, MASTER)
-        encrypt(dataset, kms, {f"{n}/{m}": pattern(99, n) for m in range(2)}, policy=Policy(kek_scope="writer"))
+        encrypt(dataset, kms, {f"{n}/{m}": pattern(99, n) for m in range(2)}, policy=Policy(kek_scope="files:9"))
     for version in (2, 4):
         local.set_state(kms, MASTER, "disabled", version=version)
     clear_cache()
@@ -915,12 +892,17 @@ def test_versions_of_a_master_key_that_are_disabled(kms: dict[str, str], dataset
             assert row.error_class == "KeyAccessError"
             assert f"version {version} of the local key {MASTER!r} is disabled" in row.error  # type: ignore[operator]
     sweep(dataset, kms=kms)
-    before = read_tree(dataset)
+    before = opened(dataset, kms).entry
     for what in ("kek", "mek"):
         clear_cache()
         with pytest.raises(KeyAccessError, match=f"version [24] of the local key '{MASTER}' is disabled"):
             rotate(dataset, kms=kms, what=what)
-        assert read_tree(dataset) == before, what
+        head = opened(dataset, kms).entry
+        assert head.files == before.files, what
+        assert {key_id: key.wrapped for key_id, key in head.keys.items()} == {
+            key_id: key.wrapped for key_id, key in before.keys.items()
+        }
+        assert leftovers(dataset, kms) == []
     # The dataset's own KEK: nothing opens, for the same reason.
     local.set_state(kms, MASTER, "disabled", version=1)
     clear_cache()
@@ -941,16 +923,21 @@ def test_versions_of_a_master_key_that_are_disabled(kms: dict[str, str], dataset
 @pytest.mark.parametrize("allowed", range(11))
 @pytest.mark.parametrize("options", [{"what": "kek"}, {"what": "mek"}, {"what": "mek", "wrapping_key_id": "other"}])
 def test_a_kms_that_refuses(kms: dict[str, str], dataset: Path, options: dict[str, str], allowed: int) -> None:
-    """Whichever call is refused, before it nothing was written."""
+    """Whichever call is refused, nothing has changed: at most an entry says that the job has ended."""
     encrypt(dataset, kms, policy=Policy(kek_scope="partition"))
     local.rotate_key(kms, MASTER)
-    before = read_tree(dataset)
+    before, files = read_tree(dataset), opened(dataset, kms).entry.files
     clear_cache()
-    # To open it, and for each of three KEKs an unwrap, a wrap and a trial; R2 has unwrapped one of them by then.
+    # To open it, and for each of three KEKs an unwrap, a wrap and a trial; R2 has unwrapped one of them by then, and
+    # leaves KEKs of the past that do not open.
     refused = allowed < (9 if options["what"] == "kek" else 10)
     with pytest.raises(KeyAccessError, match=r"the tests refuse it$") if refused else nullcontext():
         rotate(dataset, kms=Failing(kms, allowed), **options, concurrency=1 + allowed % 2)  # type: ignore[arg-type]
-    assert (read_tree(dataset) == before) == refused
+    assert (opened(dataset, kms).entry.files == files) == (refused or options["what"] == "mek")
+    assert (set(read_tree(dataset)) - {*before, *log_entries(dataset)} == set()) == (
+        refused or options["what"] == "mek"
+    )
+    assert {key.state for key in keys(dataset, kms).values()} == {"active"} or not refused
     clear_cache()
     rotate(dataset, kms=kms, **options).raise_for_failures()  # type: ignore[arg-type]
     assert decrypted(dataset, kms) == TREE
@@ -976,7 +963,7 @@ def test_a_new_kms_that_refuses(tmp_path: Path, kms: dict[str, str], dataset: Pa
 
 @pytest.mark.parametrize("what", ["kek", "double-wrap"])
 def test_a_kms_that_refuses_in_single_wrap(kms: dict[str, str], dataset: Path, what: str) -> None:
-    """The first refusal comes before anything is written; a later one leaves what was read as it was, and the next run
+    """The first refusal comes before any key is wrapped; a later one leaves what was read as it was, and the next run
     asks for the rest only."""
     encrypt(dataset, kms, double_wrap=False)
     before = read_tree(dataset)
@@ -984,32 +971,34 @@ def test_a_kms_that_refuses_in_single_wrap(kms: dict[str, str], dataset: Path, w
         clear_cache()
         with pytest.raises(KeyAccessError, match="the tests refuse it"):
             rotate(dataset, kms=Failing(kms, allowed), what=what, concurrency=1)
-        assert read_tree(dataset) == before
+        now = read_tree(dataset)
+        assert {path: now.pop(path) for path in before} == before
+        assert all(path.startswith("_ags/plans/") for path in now)
     result = rotate(dataset, kms=Failing(kms, 6), what=what, concurrency=1)
     assert [(row.error_class, row.error) for row in result.failed] == [("KeyAccessError", "the tests refuse it")]
-    assert result.version is None
-    assert opened(dataset, kms).version_numbers() == [1]
+    assert result.version == 2
+    assert numbers(dataset, kms) == [1, 2]
     assert decrypted(dataset, kms) == TREE
     again = turned(dataset, kms, what)
     assert again.job_id == result.job_id
-    assert again.version == 2
+    assert again.version == 3
     assert decrypted(dataset, kms) == TREE
     assert leftovers(dataset, kms) == []
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     assert decrypted(dataset, kms) == TREE
     assert leftovers(dataset, kms) == []
 
 
-def test_manifests_that_are_done_are_not_asked_for_again(
+def test_tables_that_are_done_are_not_asked_for_again(
     kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ags_fast.dataset.merging.RATIO", 0)  # no commit merges manifests
+    monkeypatch.setattr(sealed_tables, "RATIO", 0)  # no commit merges tables
     for n in range(3):
         encrypt(dataset, kms, {f"{n}/{m}": b"%d" % m for m in range(3)}, double_wrap=False)
-    opened(dataset, kms).current()
-    # Two of three manifests: 3 unwraps and 3 wraps each, and no more but one to try a wrap.
+    opened(dataset, kms)
+    # Two of three tables: 3 unwraps and 3 wraps each, and no more but one to try a wrap.
     result = rotate(dataset, kms=Failing(kms, 6 + 6 + 1 + 1), concurrency=1)
-    assert sum(row.status == "ok" for row in result.rows if row.format == "manifest") == 2
+    assert sum(row.status == "ok" for row in result.rows if row.format == "table") == 2
     with asked() as calls:
         turned(dataset, kms)
     assert calls == Counter(unwrap=4, wrap=3)
@@ -1017,24 +1006,26 @@ def test_manifests_that_are_done_are_not_asked_for_again(
     assert leftovers(dataset, kms) == []
 
 
-def test_a_damaged_manifest(kms: dict[str, str], dataset: Path) -> None:
-    """Nothing is committed, and the next run goes on from there."""
-    encrypt(dataset, kms)
-    encrypt(dataset, kms, MORE)
-    manifests = sorted((dataset / "_ags/manifests").iterdir())
-    whole = manifests[0].read_bytes()
-    manifests[0].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    result = rotate(dataset, kms=kms)
-    assert [(Path(row.src).name, row.error_class) for row in result.failed] == [(manifests[0].name, "IntegrityError")]
-    assert result.version is None
-    assert opened(dataset, kms).version_numbers() == [1, 2]
-    manifests[0].write_bytes(whole)
+@pytest.mark.parametrize("double_wrap", [True, False])
+def test_a_damaged_table(
+    kms: dict[str, str], dataset: Path, double_wrap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is committed. Where the KMS wraps each data key, the next run goes on from there."""
+    monkeypatch.setattr(sealed_tables, "RATIO", 0)
+    encrypt(dataset, kms, double_wrap=double_wrap)
+    encrypt(dataset, kms, MORE, double_wrap=double_wrap)
+    tables = [dataset / table.path for table in opened(dataset, kms).entry.files]
+    whole = tables[1].read_bytes()
+    tables[1].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    result = rotate(dataset, kms=kms, concurrency=1)
+    assert [(Path(row.src).name, row.error_class) for row in result.failed] == [(tables[1].name, "IntegrityError")]
+    assert Counter(row.status for row in result.rows) == {"failed": 1, "ok": 1}
+    assert [dataset / table.path for table in opened(dataset, kms).entry.files] == tables
+    tables[1].write_bytes(whole)
     assert decrypted(dataset, kms) == TREE | MORE
     again = turned(dataset, kms)
-    assert again.job_id == result.job_id
-    assert again.version == 3
-    (new,) = keys(dataset, kms, "active")
-    assert {entry.key_id for entry in entries(dataset, kms).values()} == {new}
+    assert (again.job_id == result.job_id) != double_wrap
+    assert {entry.key_id for entry in entries(dataset, kms).values()} <= keys(dataset, kms, "active").keys()
     assert decrypted(dataset, kms) == TREE | MORE
     assert leftovers(dataset, kms) == []
 
@@ -1111,20 +1102,15 @@ def test_dry_runs(kms: dict[str, str], dataset: Path, options: dict[str, Any], d
 
 @pytest.mark.parametrize("double_wrap", [True, False])
 def test_wrapped_keys_of_50_kilobytes(kms: dict[str, str], dataset: Path, double_wrap: bool) -> None:
-    """They pass everywhere; of DEKs so wrapped, as many go into a manifest as 8 MiB hold."""
+    """They pass everywhere."""
     used = client(Bulky, kms)
     tree = {f"{n:03}": b"%d" % n for n in range(8 if double_wrap else 170)}
     encrypt(dataset, used, tree, double_wrap=double_wrap)
     local.rotate_key(kms, MASTER)
     for what in ("kek", "mek", "double-wrap"):
         turned(dataset, used, what)
-        head = opened(dataset, used).current()
-        assert head is not None
-        assert sum(ref.entries for ref in head.manifests) == len(tree)
-        assert all(ref.length < MANIFEST_NBYTES + (1 << 20) for ref in head.manifests)
-        if not double_wrap and what != "double-wrap":
-            assert len(head.manifests) == 2
-    expire(dataset, kms=used, force=True)
+        assert opened(dataset, used).entry.count == len(tree)
+    expire(dataset, kms=used, keep=1, skip_grace=True)
     local.set_state(kms, MASTER, "destroyed", version=1)
     clear_cache()
     verify_files(dataset, kms=used, **QUIET).raise_for_failures()
@@ -1134,52 +1120,62 @@ def test_wrapped_keys_of_50_kilobytes(kms: dict[str, str], dataset: Path, double
 
 
 def many_entries(dataset: Path, kms: Any, count: int) -> list[FileEntry]:
-    """A dataset of so many files, as far as its manifests know: rotations read no others."""
-    found = Ledger.open_or_create(Store(dataset), load_kms(kms), MASTER)
-    (key_id,) = keys(dataset, kms)
-    names = [f"{n % 7}/{n:06}" for n in range(count)]
-    items = [(n.to_bytes(16, "big"), binding(found.id, "dek", name)) for n, name in enumerate(names)]
+    """A dataset of so many files, as far as its tables know: rotations read no others."""
+    Dataset.create(dataset, kms=kms, wrapping_key_id=MASTER)
+    log = opened(dataset, kms).log
+    job = Job.begin(log, "encrypt", {Want(MASTER): count})
+    names = [(f"{n % 7}/{n:06}", f"{n % 7}/{n:06}.{job.id}-00000000.ags") for n in range(count)]
+    (key_id,) = job.keys.uses
+    items = [(n.to_bytes(16, "big"), binding(job.base.dataset_id, "dek", file)) for n, (_, file) in enumerate(names)]
+    wraps = job.keys.envelope().wrap_many(key_id, items)
     made = [
-        FileEntry(name, name, "ags1", n, 36 + n, 4096, key_id, wrapped, None, b"", "job", None, None, None, name, "")
-        for n, (name, wrapped) in enumerate(zip(names, found.envelope.wrap_many(key_id, items), strict=True))
+        FileEntry(
+            path,
+            file,
+            "ags1",
+            n,
+            encrypted_length(n, 4096),
+            4096,
+            key_id,
+            wrapped,
+            None,
+            b"",
+            job.id,
+            None,
+            None,
+            None,
+            path,
+            "",
+        )
+        for n, ((path, file), wrapped) in enumerate(zip(names, wraps, strict=True))
     ]
-    found.commit(Wish("encrypt", "job", made))
+    job.commit(Wish("encrypt", made))
     return made
 
 
-def test_manifests_of_10000_entries(kms: dict[str, str], dataset: Path) -> None:
-    count = 2 * MANIFEST_ENTRIES + 1
+def test_several_tables_of_many_rows(kms: dict[str, str], dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 5_000
+    monkeypatch.setattr(sealed_tables, "TABLE_ROWS", rows)
+    count = 2 * rows + 1
     was = many_entries(dataset, kms, count)
     stolen = raw_kek(kms, *keys(dataset, kms).values())
     with asked() as calls:
         result = turned(dataset, kms)
     assert calls == Counter(wrap=1, unwrap=1)
-    assert sum(row.format == "manifest" for row in result.rows) == 3
+    assert sum(row.format == "table" for row in result.rows) == 3
     found = opened(dataset, kms)
-    head = found.current()
-    assert head is not None
-    assert [ref.entries for ref in head.manifests] == [MANIFEST_ENTRIES, MANIFEST_ENTRIES, 1]
-    now = list(found.entries(head))
+    assert [table.rows for table in found.entry.files] == [rows, rows, 1]
+    now = list(found.files())
     assert now == sorted(now, key=lambda entry: entry.path)
     now.sort(key=lambda entry: entry.plain_length)
     assert [without_keys(entry) for entry in now] == [without_keys(entry) for entry in was]
     (new,) = keys(dataset, kms, "active")
-    items = [(entry.wrapped_dek, binding(found.id, "dek", entry.file)) for entry in now]
+    items = [(entry.wrapped_dek, binding(found.entry.dataset_id, "dek", entry.file)) for entry in now]
     assert found.envelope.unwrap_many(new, items) == [n.to_bytes(16, "big") for n in range(count)]
     assert {entry.key_id for entry in now} == {new}
     assert not any(opens(stolen, wrapped, bound) for wrapped, bound in items)
     assert len({wrapped[:12] for wrapped, _ in items}) == count
     assert keys(dataset, kms)[new].uses >= count
-
-
-def test_wrapped_keys_that_grow(kms: dict[str, str], dataset: Path) -> None:
-    encrypt(dataset, kms, {f"{n:03}": b"" for n in range(170)}, double_wrap=False)
-    used = client(Bulky, kms)
-    turned(dataset, used)
-    head = opened(dataset, used).current()
-    assert head is not None
-    assert len(head.manifests) == 2
-    assert all(ref.length < MANIFEST_NBYTES + (1 << 20) for ref in head.manifests)
 
 
 def test_uses_are_counted(kms: dict[str, str], dataset: Path) -> None:
@@ -1188,7 +1184,7 @@ def test_uses_are_counted(kms: dict[str, str], dataset: Path) -> None:
     encrypt(dataset, kms, MORE)
     turned(dataset, kms)
     (new,) = keys(dataset, kms, "active").values()
-    assert new.uses >= len(TREE | MORE) + 3  # and a manifest for each, and a version
+    assert new.uses >= len(TREE | MORE) + 3  # and a table for each, and an entry of the log
 
 
 def test_uses_of_keks_that_retired_before(kms: dict[str, str], dataset: Path) -> None:
@@ -1215,17 +1211,17 @@ def test_master_keys_of_many_keks_go_on(kms: dict[str, str], dataset: Path) -> N
     """What the KMS has wrapped before it refused need not be asked for again."""
     encrypt(dataset, kms, policy=Policy(kek_scope="files:1"))
     local.rotate_key(kms, MASTER)
-    opened(dataset, kms).current()
+    opened(dataset, kms)
     before = keys(dataset, kms)
     with pytest.raises(KeyAccessError, match="the tests refuse it"):
         rotate(dataset, kms=Failing(kms, 3 * 4 + 1), what="mek", concurrency=1)
     after = keys(dataset, kms)
     assert sum(after[key_id] != entry for key_id, entry in before.items()) == 4
-    assert open_plans(Store(dataset)) == []
+    assert opened(dataset, kms).log.plans() == {}
     with asked() as calls:
         turned(dataset, kms, "mek")
     assert calls == Counter(unwrap=6, wrap=3)
-    assert open_plans(Store(dataset)) == []
+    assert opened(dataset, kms).log.plans() == {}
     assert leftovers(dataset, kms) == []
     local.set_state(kms, MASTER, "destroyed", version=1)
     clear_cache()
@@ -1270,7 +1266,7 @@ def test_retention_by_who_may_not_use_the_key_of_a_column(kms: dict[str, str], d
     result = encrypt(dataset, {**kms, "encryption.allowed-key-ids": MASTER}, MORE)
     assert result.expired is not None
     assert result.expired.failed == []
-    assert opened(dataset, kms).version_numbers() == [3]
+    assert numbers(dataset, kms) == [5]
 
 
 def test_versions_in_single_wrap_are_not_left_behind(tmp_path: Path, kms: dict[str, str], dataset: Path) -> None:
@@ -1279,7 +1275,19 @@ def test_versions_in_single_wrap_are_not_left_behind(tmp_path: Path, kms: dict[s
     there = make_kms(tmp_path, name="there")
     with pytest.raises(PolicyError, match="expire"):
         rotate(dataset, kms=kms, what="mek", new_kms=there)
-    expire(dataset, kms=kms, force=True)
+    expire(dataset, kms=kms, keep=1, skip_grace=True)
     turned(dataset, kms, "mek", new_kms=there)
     clear_cache()
     assert decrypted(dataset, there) == TREE
+
+
+def test_what_several_old_versions_have_is_removed_once(kms: dict[str, str], dataset: Path) -> None:
+    encrypt(dataset, kms)
+    turned(dataset, kms)
+    set_policy(dataset, Policy(kek_scope="partition"), kms=kms)
+    rekey_files(dataset, kms=kms, **QUIET).raise_for_failures()
+    rows = expire(dataset, kms=kms, keep=1).rows
+    assert {row.format for row in rows} >= {"version", "table", "file"}
+    assert max(Counter(row.src for row in rows).values()) == 1
+    assert leftovers(dataset, kms) == []
+    assert decrypted(dataset, kms) == TREE

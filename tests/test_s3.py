@@ -9,7 +9,6 @@ import random
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +18,6 @@ from support import KEY, finish_python, open_stream, pattern, program, start_pyt
 
 from ags_fast import AgsReader, AgsWriter, IntegrityError
 from ags_fast.fs import Store, s3
-from ags_fast.fs.numbered import Numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -441,29 +439,6 @@ def test_listing_in_pages(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert finish_python(child) == "00000/x\n"
     assert child.stderr is not None
-
-
-def test_requests_of_numbered_objects(server: S3Server) -> None:
-    """The highest number costs a few requests, and one if some number is known, however many objects there are."""
-    store, client = new_store(server), server.client()
-    asked, made = requests(store), 0
-    for count in (10, 100, 1100):  # a page has 1000
-        with ThreadPoolExecutor(8) as pool:
-            keys = [f"a folder/of-it/n/{number:08}.json" for number in range(made + 1, count + 1)]
-            list(pool.map(lambda key: client.put_object(Bucket=bucket_of(store), Key=key, Body=b"x"), keys))
-        client.put_object(Bucket=bucket_of(store), Key="a folder/of-it/n/parts/x", Body=b"x")
-        numbered, made = Numbered(store, "n/"), count
-        for most in (4, 1):
-            asked.clear()
-            assert numbered.newest() == count
-            assert set(asked) == {"ListObjectsV2"}
-            assert len(asked) <= most
-        asked.clear()
-        assert numbered.has(1)
-        assert numbered.retire([1]) == [1]
-        assert not numbered.has(1)
-        assert asked == ["HeadObject", "ListObjectsV2", "HeadObject", "PutObject", "ListObjectsV2", "HeadObject"]
-        client.put_object(Bucket=bucket_of(store), Key="a folder/of-it/n/00000001.json", Body=b"x")
 
 
 def test_listings_are_fresh(store: Store) -> None:

@@ -1,5 +1,5 @@
 """Real operations on datasets over a simulated store: one runs whole between two steps of another, or something befalls
-it. See `simulation`. What goes wrong today is marked as such, with the schedule that shows it."""
+it. See `simulation`."""
 
 from __future__ import annotations
 
@@ -54,75 +54,18 @@ def wrong(verdicts: list[dict[str, Any]]) -> list[str]:
     return [f"{verdict['schedule']}: {verdict['wrong']}" for verdict in verdicts if verdict["wrong"]]
 
 
-# ------------------------------------------------------------------------------------------------ the faults of today
+# ------------------------------------------------------------------------------------------------ schedules
 
 
 @pytest.mark.parametrize(
     "schedule",
     [
-        # A sweep takes what an expired version named for of no use, and the version that it reads is expired meanwhile.
-        "sweep read:_ags/versions/00000003#3 put",
-        # So does the expiry after a commit, while another writer commits and expires.
-        "overwrite read:_ags/versions/00000004#6 overwrite",
-        # The second attempt of a commit takes a manifest of the first one, in which the file still has its old path.
-        "overwrite create:_ags/versions/ rename --keep 0",
-        # A KEK of a partition is idle until the commit, and an expiry that does not wait removes it.
-        "put create:_ags/versions/ force --scope partition --keep 0",
-        # A writer whose commit is not answered gives up, deletes its manifest, and is committed then.
-        "put create:_ags/versions/ late",
-        # A writer that sleeps for two days is swept away, wakes, and commits.
-        "put create:_ags/versions/ sleeps",
-    ],
-)
-@pytest.mark.xfail(strict=True, reason="keys and versions are two logs, and many places decide what may go")
-def test_faults(schedule: str) -> None:
-    assert not wrong(simulate("replay", *schedule.split()))
-
-
-def test_pairs_that_hold() -> None:
-    """A few stops of pairs."""
-    verdicts = simulate(
-        "pairs", "--floor", "policy", "expire", "--others", "put", "rename", "killed", "lost", "--share", "0.05"
-    )
-    assert len(verdicts) > 20
-    assert not wrong(verdicts)
-
-
-FAULTY = {"put", "overwrite", "rename", "rm", "encrypt", "batch", "rekey", "kek", "sweep"}
-
-
-def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    """Any worker may run the pairs of an operation."""
-    faulty = [pytest.mark.xfail(strict=True, reason="see test_faults")] if name in FAULTY else []
-    return [*faulty, pytest.mark.xdist_group(f"pairs of {name}")]
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("first", [pytest.param(name, marks=marks_of(name)) for name in OPERATIONS])
-def test_every_pair(first: str) -> None:
-    """Each operation stops before each of its writes, and before some of its reads; all others run in the gap."""
-    share = "1" if first == "sweep" else SHARE  # which only reads, if there is nothing to sweep
-    assert not wrong(simulate("pairs", first, "--share", share))
-
-
-@pytest.mark.more
-@pytest.mark.xfail(strict=True, reason="see test_faults")
-def test_random_schedules() -> None:
-    """With KEKs for partitions, writers, days or files, and keys in SQLite."""
-    assert not wrong(simulate("random", "--count", "40"))
-
-
-# ------------------------------------------------------------------------------------------------ the floor on one log
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        # The six faults above, on `ags_fast.onelog`.
+        # What lost data before datasets had one log: a sweep beside a writer, and two writers under a policy.
         "sweep read:_ags/log/ put",
         "overwrite create:_ags/log/ overwrite",
         "overwrite create:_ags/log/ rename --keep 0",
         "put create:_ags/log/ force --scope partition --keep 0",
+        # A writer whose commit is not answered, and one that sleeps for two days.
         "put create:_ags/log/ late",
         "put create:_ags/log/ sleeps",
         # A rotation that gives up at its second attempt: its first one has named tables of others.
@@ -133,7 +76,14 @@ def test_random_schedules() -> None:
     ],
 )
 def test_faults_that_one_log_mends(schedule: str) -> None:
-    assert not wrong(simulate("replay", "--floor", *schedule.split()))
+    assert not wrong(simulate("replay", *schedule.split()))
+
+
+def test_pairs_that_hold() -> None:
+    """A few stops of pairs."""
+    verdicts = simulate("pairs", "policy", "expire", "--others", "put", "rename", "killed", "lost", "--share", "0.05")
+    assert len(verdicts) > 20
+    assert not wrong(verdicts)
 
 
 def test_every_mutant_changes_the_source() -> None:
@@ -142,27 +92,34 @@ def test_every_mutant_changes_the_source() -> None:
             compile(source_of(module, mutant.edits), module, "exec")
 
 
-def test_requests_of_a_commit() -> None:
-    """Of one small file, with a handle that is open: beside a stat of this store."""
+def test_requests() -> None:
+    """Of a commit of one small file, with a handle that is open, and of opening one: beside a stat of this store."""
     counts = run_python("""
-from simulation import floor, operations
+from simulation import operations
 from simulation.store import Door, SimStore
 from simulation.world import World
-dataset = floor.dataset
-for keep in (None, 3):
-    floor.dataset, SimStore.door = dataset, Door(World())
-    floor.make(operations.Place(keep=keep))
-    one = floor.dataset()
-    floor.dataset = lambda: one
-    for n in range(20):
-        floor.write({f"x{n}": b"1"})
-    asked = []
-    ask = SimStore.door.ask
+
+def put(dataset, path):
+    with dataset.transaction() as new, new.create(path) as file:
+        file.write(b"1")
+
+def counted(work):
+    asked, ask = [], SimStore.door.ask
     SimStore.door.ask = lambda kind, *more: (asked.append(kind), ask(kind, *more))[1]
-    floor.write({"y": b"1"})
-    print(len([kind for kind in asked if kind not in ("kms", "stat")]))
+    work()
+    SimStore.door.ask = ask
+    return len([kind for kind in asked if kind not in ("kms", "stat")])
+
+for keep in (None, 3):
+    SimStore.door = Door(World())
+    place = operations.Place(keep=keep)
+    operations.make(place)
+    one = place.open()
+    for n in range(20):
+        put(one, f"x{n}")
+    print(counted(lambda: put(one, "y")), counted(place.open))
 """).split()
-    assert [int(count) for count in counts] == [8, 12]
+    assert [int(count) for count in counts] == [8, 3, 12, 3]
 
 
 @pytest.mark.more
@@ -171,8 +128,8 @@ for keep in (None, 3):
 def test_a_rule_that_is_left_out(name: str) -> None:
     """The schedule goes wrong without the rule, and only then."""
     schedule = MUTANTS[name].schedule
-    assert not wrong(simulate("replay", "--floor", *schedule))
-    command = [sys.executable, "-m", "simulation", "replay", "--floor", *schedule, "--mutant", name]
+    assert not wrong(simulate("replay", *schedule))
+    command = [sys.executable, "-m", "simulation", "replay", *schedule, "--mutant", name]
     run = subprocess.run(command, cwd=TESTS, env=ENV, capture_output=True, text=True)
     # Without some rules not even the first commit of the dataset comes to an end.
     assert run.returncode == 3 or "ConcurrentChangeError" in run.stderr, run.stderr
@@ -181,24 +138,26 @@ def test_a_rule_that_is_left_out(name: str) -> None:
 
 @pytest.mark.more
 @pytest.mark.parametrize(
-    "first", [pytest.param(name, marks=pytest.mark.xdist_group(f"floor {name}")) for name in OPERATIONS]
+    "first", [pytest.param(name, marks=pytest.mark.xdist_group(f"pairs of {name}")) for name in OPERATIONS]
 )
-def test_every_pair_on_one_log(first: str) -> None:
-    assert not wrong(simulate("pairs", "--floor", first, "--share", SHARE))
+def test_every_pair(first: str) -> None:
+    """Each operation stops before each of its writes, and before some of its reads; all others run in the gap."""
+    assert not wrong(simulate("pairs", first, "--share", SHARE))
 
 
 @pytest.mark.more
-@pytest.mark.xdist_group("random on one log")
-def test_random_schedules_on_one_log() -> None:
-    assert not wrong(simulate("random", "--floor", "--count", "100"))
+@pytest.mark.xdist_group("random schedules")
+def test_random_schedules() -> None:
+    """With KEKs for partitions, writers, days or files, and keys in SQLite."""
+    assert not wrong(simulate("random", "--count", "100"))
 
 
 @pytest.mark.more
-@pytest.mark.xdist_group("keys in a database on one log")
-def test_keys_in_a_database_on_one_log() -> None:
+@pytest.mark.xdist_group("keys in a database")
+def test_keys_in_a_database() -> None:
     names = ("put", "kek", "mek", "expire", "force", "sweep", "destroy", "restore")
-    assert not wrong(simulate("pairs", "--floor", "--sql", "kek", "destroy", "--others", *names, "--share", SHARE))
-    assert not wrong(simulate("random", "--floor", "--sql", "--count", "40"))
+    assert not wrong(simulate("pairs", "--sql", "kek", "destroy", "--others", *names, "--share", SHARE))
+    assert not wrong(simulate("random", "--sql", "--count", "40"))
 
 
 # ------------------------------------------------------------------------------------------------ the simulator itself
@@ -206,8 +165,8 @@ def test_keys_in_a_database_on_one_log() -> None:
 
 def test_a_seed_is_one_schedule() -> None:
     """What is random comes from the seed: names, turns, faults, and so the requests."""
-    both = simulate("random", "--floor", "--count", "2", "--seed", "7")
-    assert both == [*simulate("replay", "--floor", "random", "7"), *simulate("replay", "--floor", "random", "8")]
+    both = simulate("random", "--count", "2", "--seed", "7")
+    assert both == [*simulate("replay", "random", "7"), *simulate("replay", "random", "8")]
 
 
 def done(name: str, said: str, begin: int, end: int) -> Done:
@@ -259,12 +218,11 @@ def harmed(delete=None, add=None):
     print(oracle.judge(world, place, [oracle.Done("put", "put", outcome, 0, 1)]))
 harmed()
 harmed(delete="d/")
-harmed(delete="_ags/manifests/")
-harmed(delete="_ags/keys/")
-harmed(delete="_ags/versions/")
+harmed(delete="_ags/tables/")
+harmed(delete="_ags/log/")
 harmed(add="d/stray")
 """).splitlines()
-    expected = ["None", *["unreadable"] * 3, "new/put is lost", "1 objects are of no use, such as d/stray"]
+    expected = ["None", *["unreadable"] * 2, "new/put is lost", "1 objects are of no use, such as d/stray"]
     for verdict, begin in zip(verdicts, expected, strict=True):
         assert verdict.startswith(begin), verdicts
 

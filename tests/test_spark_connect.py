@@ -112,7 +112,7 @@ def test_resumed_while_the_tasks_of_a_dead_driver_run(server: str, folders: Fold
 
 
 def test_files_of_a_job_that_was_swept_are_not_published(server: str, folders: Folders) -> None:
-    """Another job has their names by now, and other keys for them."""
+    """Another job has other keys for their sources by now."""
     ds = folders.root / "ds"
     kill_driver(server, folders, "encrypt_files", folders.src, ds, **encryption(folders))
     before = len(folders.rules.calls())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 import pytest
+from datasets import object_of, rows_of, version_of
 from deadly_kms import Rules
 from spark_jobs import wait_for
 
@@ -26,8 +27,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from ags_fast import Dataset
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.keys.kms import load_kms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -320,9 +319,10 @@ def test_errors_come_through(spark: SparkSession, kms: dict[str, str], tmp_path:
     assert ours(spark, dataset, refused, "a bigint").count() == 10_000
     with pytest.raises(Exception, match=r"KeyAccessError.*column 'b'"):
         ours(spark, dataset, refused)
-    data = bytearray((dataset / "a.parquet").read_bytes())
+    file = object_of(dataset, kms, "a.parquet")
+    data = bytearray(file.read_bytes())
     data[100] ^= 1
-    (dataset / "a.parquet").write_bytes(data)
+    file.write_bytes(data)
     with pytest.raises(Exception, match=r"IntegrityError.*a\.parquet"):
         ours(spark, dataset, kms).count()
 
@@ -335,11 +335,11 @@ def test_workers_that_are_killed(spark: SparkSession, tmp_path: Path) -> None:
     for i in range(6):
         parquet.write_table(pa.table({"a": list(range(1000 * i, 1000 * i + 1000))}), src / f"{i}.parquet")
     dataset = encrypted(src, tmp_path / "ds", rules.kms, double_wrap=False)  # asks for each file
-    dataset_id = Ledger.open(dataset, load_kms(rules.kms)).id
-    rules.set(dataset_id=dataset_id, kill={"3.parquet": 2}, files=("3.parquet",))
+    dataset_id, file = version_of(dataset, rules.kms).entry.dataset_id, rows_of(dataset, rules.kms)["3.parquet"].file
+    rules.set(dataset_id=dataset_id, kill={file: 2}, files=(file,))
     frame = ours(spark, dataset, rules.kms, "a bigint")
     assert sorted(row.a for row in frame.collect()) == list(range(6000))
-    assert sum(file == "3.parquet" for _, file in rules.calls()) >= 3
+    assert sum(name == file for _, name in rules.calls()) >= 3
     rules.set(dataset_id=dataset_id, wait=0.3)
 
     def kill() -> bool:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from decimal import Decimal
@@ -24,8 +25,8 @@ from pyarrow import parquet
 from pyspark.sql import datasource as ds
 from pyspark.sql import types as t
 
-from ags_fast import Dataset
-from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, KeyAccessError
+from ags_fast import Dataset, jobs
+from ags_fast.errors import ExpiredError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import clear_cache
 from ags_fast.keys.kms import local
 from ags_fast.spark.datasource import AgsAvro, AgsParquet
@@ -369,10 +370,10 @@ def test_a_read_stays_at_its_version(kms: dict[str, str], dataset: Path) -> None
     make(dataset, kms, {"b.parquet": numbers(10, 10)})
     assert len(first.rows()) == 10
     assert len(Read(dataset, kms).rows()) == 20
-    assert len(Read(dataset, kms, version="1").rows()) == 10
+    assert len(Read(dataset, kms, version="2").rows()) == 10
     pin = Dataset.open(dataset, kms=kms).pin
     assert pin is not None
-    assert len(Read(dataset, kms, pin=pin, minVersion="2").rows()) == 20
+    assert len(Read(dataset, kms, pin=pin, minVersion="3").rows()) == 20
     with pytest.raises(IntegrityError):
         Read(dataset, kms, pin=pin[:-1] + ("0" if pin[-1] != "0" else "1"))
 
@@ -389,18 +390,29 @@ def test_an_expired_version_is_told_from_tampering(kms: dict[str, str], dataset:
     make(dataset, kms, {"a.parquet": numbers(10)})
     read = Read(dataset, kms)
     partitions = read.partitions
-    (dataset / "a.parquet").unlink()
-    with pytest.raises(IntegrityError, match=r"a\.parquet is missing"):
+    make(dataset, kms, {"a.parquet": numbers(10, 10)}, overwrite=True)
+    newest = Read(dataset, kms)
+    jobs.expire(dataset, kms=kms, keep=1)
+    with pytest.raises(ExpiredError, match="version 2 was expired"):
         list(read.reader.read(partitions[0]))
-    for version in (dataset / "_ags" / "versions").iterdir():
-        version.unlink()
-    with pytest.raises(ConcurrentChangeError, match="was expired"):
-        list(read.reader.read(partitions[0]))
+    partitions = newest.partitions
+    datasets.object_of(dataset, kms, "a.parquet").unlink()
+    with pytest.raises(IntegrityError, match=r"a\..*parquet is missing"):
+        list(newest.reader.read(partitions[0]))
+
+
+def test_a_log_that_is_gone(kms: dict[str, str], dataset: Path) -> None:
+    make(dataset, kms, {"a.parquet": numbers(10)})
+    read = Read(dataset, kms)
+    shutil.rmtree(dataset / "_ags/log")
+    for ask in (lambda: Read(dataset, kms), lambda: Read(dataset, kms, version="2"), lambda: read.partitions):
+        with pytest.raises(IntegrityError, match="gone"):
+            ask()
 
 
 def test_errors_name_the_file(kms: dict[str, str], dataset: Path) -> None:
     make(dataset, kms, {"d/a.parquet": numbers(1000)})
-    path = dataset / "d" / "a.parquet"
+    path = datasets.object_of(dataset, kms, "d/a.parquet")
     data = bytearray(path.read_bytes())
     data[500] ^= 1
     path.write_bytes(data)

@@ -17,7 +17,7 @@ from pyarrow import parquet
 from pyspark.sql import datasource as ds
 from test_spark_avro import ORDER, orders, write
 
-from ags_fast import Dataset, jobs
+from ags_fast import Dataset, ExpiredError, jobs
 from ags_fast.spark.datasource import AgsAvro, AgsParquet
 
 if TYPE_CHECKING:
@@ -77,20 +77,20 @@ def test_a_batch_reads_no_manifests_of_older_versions(
     dataset: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a version brought is in the manifests that its own job wrote, however many files are there."""
-    from ags_fast.dataset.documents import Documents
+    from ags_fast.dataset.tables import Tables
 
     for i in range(12):
         write(dataset, kms, {f"{i}.avro": (ORDER, orders(i, i + 1))})
-    stream = Stream(dataset, kms, startingVersion="6")
+    stream = Stream(dataset, kms, startingVersion="7")
     opened: list[str] = []
-    open_table = Documents.open_table
+    rows_of = Tables.rows
 
-    def counted(self: Documents, ref: Any, envelope: Any) -> Any:
-        opened.append(ref.path)
-        return open_table(self, ref, envelope)
+    def counted(self: Tables, table: Any, envelope: Any) -> Any:
+        opened.append(table.path)
+        return rows_of(self, table, envelope)
 
-    monkeypatch.setattr(Documents, "open_table", counted)
-    versions = [Dataset.open(str(dataset), kms=kms, version=number) for number in range(6, 13)]
+    monkeypatch.setattr(Tables, "rows", counted)
+    versions = [Dataset.open(str(dataset), kms=kms, version=number) for number in range(7, 14)]
     for number, version in enumerate(versions, 5):
         assert [file.path for file in version.sealed_files(added=True)] == [f"{number}.avro"]
     assert len(opened) == len(versions)
@@ -131,7 +131,7 @@ def test_expired_version_is_an_error_that_says_what_to_do(dataset: Path, kms: di
         write(dataset, kms, {f"{i}.avro": (ORDER, orders(i, i + 1))})
     stream = Stream(dataset, kms, startingVersion="1")
     jobs.expire(dataset, keep=1, kms=kms)
-    with pytest.raises(FileNotFoundError, match="new checkpoint"):
+    with pytest.raises(ExpiredError, match="new checkpoint"):
         stream.batch()
     assert Stream(dataset, kms).batch() == [0, 1, 2]
 
@@ -179,7 +179,7 @@ def test_query_goes_on_from_its_checkpoint(
     for _ in range(2):
         frame = session.readStream.format("ags_avro").options(**kms).load(str(dataset)).select("id")
         run(frame, "parquet", tmp_path / "checkpoint", tmp_path / "out")
-        if Dataset.open(str(dataset), kms=kms).version == 1:
+        if Dataset.open(str(dataset), kms=kms).version == 2:
             write(dataset, kms, {"b.avro": (ORDER, orders(50, 80))})
     found = sorted(row.id for row in session.read.parquet(str(tmp_path / "out")).collect())
     batch = session.read.format("ags_avro").options(**kms).load(str(dataset))

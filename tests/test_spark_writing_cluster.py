@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import MASTER, data_files, leftovers, make_kms
+from datasets import MASTER, data_files, keys_of, leftovers, make_kms
 from spark_jobs import (
     connect_session,
     parent,
@@ -32,9 +32,7 @@ if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
 from pyarrow import parquet
 
 from ags_fast import Dataset
-from ags_fast.dataset.ledger import Ledger
 from ags_fast.jobs import sweep, verify_files
-from ags_fast.keys.kms import load_kms
 from ags_fast.spark.datasource import register
 
 if TYPE_CHECKING:
@@ -51,14 +49,6 @@ def ids(dataset: Dataset) -> list[int]:
         with dataset.open_file(file.path) as opened:
             found += parquet.read_table(opened).to_pydict()["id"]
     return sorted(found)
-
-
-def keys_of(url: Path, kms: dict[str, str]) -> set[bytes]:
-    """The data keys and KEKs of a dataset."""
-    ledger, client = Ledger.open(url, load_kms(kms)), load_kms(kms)
-    entries = ledger.entries(ledger.current())
-    keys = {ledger.envelope.unwrap(*wrap) for entry in entries for wrap in entry.wraps(ledger.id)}
-    return keys | {client.unwrap_key(e.wrapped, e.wrapping_key_id) for e in ledger.keys.list() if e.wrapped is not None}
 
 
 def test_through_spark_connect(shared_connect: ConnectServer, tmp_path: Path) -> None:

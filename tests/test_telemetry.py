@@ -11,8 +11,8 @@ from datasets import MASTER, make_kms, write_tree
 from support import pattern, run_python
 
 from ags_fast import jobs
-from ags_fast.dataset.changes import until_unchanged
 from ags_fast.errors import IntegrityError
+from ags_fast.fs import Store
 from ags_fast.jobs import JobError, LocalEngine
 from ags_fast.keys.kms.service import ServiceKms
 
@@ -81,18 +81,25 @@ def test_a_password_in_a_url_is_not_logged(kms: dict[str, str], caplog: pytest.L
     assert "memory://***@host/ds" in text
 
 
-def test_conflicts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_conflicts_are_logged(
+    kms: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
-    tries = iter([FileExistsError(), None])
+    src = write_tree(tmp_path / "src", {"a": b"1", "b": b"2"})
+    dataset = tmp_path / "ds"
+    jobs.encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, engine=LocalEngine(0), fsync=False)
+    assert records(caplog, "ags_fast.dataset") == []
+    create = Store.create_exclusive
 
-    def apply(seen: int, decided: int) -> int:
-        error = next(tries)
-        if error is not None:
-            raise error
-        return seen + decided
+    def meanwhile(store: Store, path: str, data: bytes) -> None:
+        if path.startswith("_ags/log/"):
+            monkeypatch.undo()
+            jobs.remove_files(dataset, "a", kms=kms)
+        create(store, path, data)
 
-    assert until_unchanged(lambda: 1, lambda seen: seen, apply) == 2
-    assert records(caplog, "ags_fast.dataset") == [("INFO", "tried again: somebody else was first")]
+    monkeypatch.setattr(Store, "create_exclusive", meanwhile)
+    jobs.remove_files(dataset, "b", kms=kms)
+    assert records(caplog, "ags_fast.dataset") == [("INFO", f"{dataset} was changed meanwhile: tried again")]
 
 
 class Busy(ServiceKms[Any]):
@@ -170,7 +177,7 @@ def test_opentelemetry(kms: dict[str, str], tmp_path: Path) -> None:
     told = json.loads(run_python(PROGRAM, src, tmp_path / "ds", json.dumps(kms), json.dumps(other)))
     encrypt, verify, failed = told["spans"]
     assert encrypt[:2] == ["ags_fast.encrypt_files", "UNSET"]
-    assert encrypt[2].items() >= {"ags_fast.files.ok": 2, "ags_fast.plaintext": 1500, "ags_fast.version": 1}.items()
+    assert encrypt[2].items() >= {"ags_fast.files.ok": 2, "ags_fast.plaintext": 1500, "ags_fast.version": 2}.items()
     assert encrypt[2]["ags_fast.dataset"] == str(tmp_path / "ds")
     assert verify[:2] == ["ags_fast.verify_files", "UNSET"]
     assert failed == ["ags_fast.verify_files", "ERROR", {"error.type": "IntegrityError"}]

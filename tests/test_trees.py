@@ -16,11 +16,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import HERE, encrypt, make_kms
+from datasets import HERE, encrypt, make_kms, object_of
 
 pytest.importorskip("pyarrow")
 
 from ags_fast import PolicyError, cli
+from ags_fast.dataset.names import entry_path
 from ags_fast.errors import IntegrityError
 from ags_fast.fs import Store
 from ags_fast.jobs import (
@@ -326,25 +327,24 @@ def test_a_link_is_not_deleted_in_place_of_what_was_read(src: Path, kms: dict[st
 # ---------------------------------------------------------------------------------------------- what could block
 
 
-def places(dataset: Path) -> dict[str, Path]:
+def places(dataset: Path, kms: dict[str, str]) -> dict[str, Path]:
     """A file of each kind, of a dataset with one file."""
     return {
-        "data": dataset / "plain.ags",
-        "keys": max((dataset / "_ags/keys").glob("*.json")),
-        "version": max((dataset / "_ags/versions").glob("*.json")),
-        "manifest": next((dataset / "_ags/manifests").iterdir()),
+        "data": object_of(dataset, kms, "plain"),
+        "entry": dataset / entry_path(2),
+        "table": next((dataset / "_ags/tables").iterdir()),
     }
 
 
-@pytest.mark.parametrize("kind", ["data", "keys", "version", "manifest"])
+@pytest.mark.parametrize("kind", ["data", "entry", "table"])
 @pytest.mark.parametrize("what", ["fifo", "device", "socket", "folder"])
 def test_what_could_block_in_place_of_a_file(
     src: Path, kms: dict[str, str], tmp_path: Path, kind: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(src, plain="plain")
     dataset = tmp_path / "dataset"
-    encrypt(src, dataset, kms).raise_for_failures()
-    place = places(dataset)[kind]
+    pin = encrypt(src, dataset, kms).pin
+    place = places(dataset, kms)[kind]
     place.unlink()
     if what == "fifo":
         os.mkfifo(place)
@@ -377,6 +377,7 @@ def test_what_could_block_in_place_of_a_file(
             lambda: decrypt(dataset, tmp_path / "out", kms),
             lambda: rekey_files(dataset, kms=kms, engine=HERE, progress=False),
             lambda: open_file(dataset, "plain", kms=kms).close(),
+            lambda: encrypt(src, dataset, kms, pin=pin),
             lambda: sweep(dataset, kms=kms),
         ):
             thread = threading.Thread(target=call, args=(job,), daemon=True)
@@ -385,17 +386,19 @@ def test_what_could_block_in_place_of_a_file(
             assert not thread.is_alive(), f"{job} waits"
         return got
 
-    verified, decrypted, rekeyed, opened, _ = run()
+    verified, decrypted, rekeyed, opened, encrypted, _ = run()
     if kind == "data":
         assert [row.error_class for row in (*verified, *decrypted, *rekeyed)] == ["IntegrityError"] * 3
         assert isinstance(opened, IntegrityError)
-    elif kind == "manifest":
-        assert {type(error) for error in (verified, decrypted, rekeyed, opened)} == {IntegrityError}
-    else:
-        assert verified
-        assert decrypted
-        assert rekeyed
-        assert opened
+    elif kind == "table":
+        assert {type(error) for error in (verified, decrypted, rekeyed, opened, encrypted)} == {IntegrityError}
+    else:  # the version before is the newest one, unless a pin says better
+        assert verified == decrypted == rekeyed == []
+        assert isinstance(opened, FileNotFoundError)
+        assert isinstance(encrypted, IntegrityError)
+        monkeypatch.setattr("ags_fast.dataset.tries.PAUSE_SECONDS", 0.001)
+        with pytest.raises(IntegrityError, match="no file has the name of version 2"):
+            encrypt(src, dataset, kms)
     assert not (tmp_path / "out").exists() or tree(tmp_path / "out") == {}
 
 

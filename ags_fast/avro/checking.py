@@ -29,18 +29,19 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer
 
-__all__ = ["checker", "step"]
+__all__ = ["by_program", "checker", "picking", "step"]
 
 NESTING = 30  # of compiled records, arrays, maps and unions; the engine passes no deeper ones
 NODES = 10_000  # of a compiled schema whose named types stand in each place that names them
 DEPTH = 200  # of values of a type that holds itself: decoders call themselves for each
 SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
-KINDS = {"null": AVRO_NULL, "int": AVRO_NUMBER, "long": AVRO_NUMBER, "bytes": AVRO_BYTES, "string": AVRO_BYTES}
+PICKED = {"int": AVRO_NUMBER, "long": AVRO_NUMBER, "bytes": AVRO_BYTES, "string": AVRO_BYTES}
+KINDS = {"null": AVRO_NULL, **PICKED}
 RECORDS = ("record", "error")
 ITEMS = ("array", "map")
 
 
-def checker(schema: Any, named: Mapping[str, Any]) -> Callable[[Buffer, int], None]:
+def checker(schema: Any, named: Mapping[str, Any]) -> Callable[[Buffer, int], object]:
     """Return what checks the body of a block, which is to hold a number of records.
 
     Args:
@@ -52,27 +53,65 @@ def checker(schema: Any, named: Mapping[str, Any]) -> Callable[[Buffer, int], No
     """
     types = _Types(named)
     types.check(schema, set())
-    if types.is_empty(schema, ()):
-        return _check_empty
     try:
-        return partial(_check_by_program, array("i", types.program(schema, ())))
+        return by_program(None if types.is_empty(schema, ()) else types.program(schema, ()))
     except _TooDeepError:
         return partial(_walk, types, schema)
 
 
-def step(kind: int, rest: Iterable[int] = ()) -> list[int]:
-    """Return a node of a program for `avro_pick`, without a slot."""
+def by_program(program: list[int] | None) -> Callable[[Buffer, int], object]:
+    """Return what checks the body of a block by the program of its records; None: they have no bytes."""
+    if program is None:
+        return _check_empty
+    steps = array("i", program)
+    return lambda body, rows: avro_pick(steps, body, rows, 0)
+
+
+def picking(schema: Any, named: Mapping[str, Any], slots: Mapping[int, int]) -> tuple[array[int], dict[int, int]]:
+    """Return a program that picks the numbers, texts and bytes of some fields, and what each slot then has.
+
+    Args:
+        schema: As for `checker`.
+        named: As for `checker`.
+        slots: The slot of a field, by its ``field-id``, also of inner records, but not in an array or a map.
+    """
+    types = _Types(named, slots)
+    try:
+        return array("i", types.program(schema, ())), types.kinds
+    except _TooDeepError:
+        raise FormatError("the schema of the Avro file is nested too deeply") from None
+
+
+def step(kind: str, inner: list[list[int]], size: Any, slot: int = 0) -> list[int]:
+    """Return the program of a kind of values for `avro_pick`.
+
+    Args:
+        kind: The Avro type.
+        inner: The programs of its fields, branches, items or values.
+        size: Of a fixed, in bytes.
+        slot: The slot of the value, plus 1; 0 is none.
+    """
+    if kind in RECORDS:
+        return _step(AVRO_RECORD, chain.from_iterable(inner))
+    if kind == "union":
+        return _step(AVRO_UNION, [len(inner), *map(len, inner), *chain.from_iterable(inner)])
+    if kind == "array":
+        return _step(AVRO_ITEMS, inner[0])
+    if kind == "map":
+        return _step(AVRO_ITEMS, _step(AVRO_RECORD, [*_step(AVRO_BYTES), *inner[0]]))
+    if kind in ("boolean", "float", "double", "fixed"):
+        return _step(AVRO_FIXED, [SIZES.get(kind, size)])
+    return _step(KINDS.get(kind, AVRO_NUMBER), slot=slot)  # an enum is a number, too
+
+
+def _step(kind: int, rest: Iterable[int] = (), slot: int = 0) -> list[int]:
     numbers = list(rest)
-    return [kind, 3 + len(numbers), 0, *numbers]
+    return [kind, 3 + len(numbers), slot, *numbers]
 
 
 def _check_empty(body: Buffer, rows: int) -> None:
     if memoryview(body).nbytes:
         raise FormatError("the plaintext is not an intact Avro file: a block has bytes for no field")
-
-
-def _check_by_program(program: array[int], body: Buffer, rows: int) -> None:
-    avro_pick(program, body, rows, 0)
 
 
 def _walk(types: _Types, schema: Any, body: Buffer, rows: int) -> None:
@@ -96,8 +135,9 @@ class _TooDeepError(Exception):
 class _Types:
     """A schema whose named types are known."""
 
-    def __init__(self, named: Mapping[str, Any]) -> None:
-        self._named = named
+    def __init__(self, named: Mapping[str, Any], slots: Mapping[int, int] = {}) -> None:
+        self._named, self._slots = named, slots
+        self.kinds: dict[int, int] = {}  # what is in each slot that was filled
         self._nodes = 0
 
     def _resolved(self, schema: Any) -> tuple[str, Any]:
@@ -142,30 +182,25 @@ class _Types:
             schema if kind == "union" else [schema["items" if kind == "array" else "values"]] if kind in ITEMS else []
         )
 
-    def program(self, schema: Any, above: tuple[str, ...]) -> list[int]:
-        """Compile a schema for `avro_pick`."""
+    def program(self, schema: Any, above: tuple[str, ...], slot: int | None = None) -> list[int]:
+        """Compile a schema for `avro_pick`, which puts its value into a slot."""
         kind, schema = self._resolved(schema)
         self._nodes += 1
         name = schema["name"] if kind in RECORDS else ""
         if len(above) > NESTING or self._nodes > NODES or (name and name in above):
             raise _TooDeepError
-        inner = [self.program(below, (*above, name)) for below in self._below(kind, schema)]
-        if kind in RECORDS:
-            return step(AVRO_RECORD, chain.from_iterable(inner))
-        if kind == "union":
-            return step(AVRO_UNION, [len(inner), *map(len, inner), *chain.from_iterable(inner)])
-        if kind == "array":
-            return step(AVRO_ITEMS, inner[0])
-        if kind == "map":
-            return step(AVRO_ITEMS, step(AVRO_RECORD, [*step(AVRO_BYTES), *inner[0]]))
-        if kind == "enum":
-            return step(AVRO_NUMBER)
-        if kind in KINDS:
-            return step(KINDS[kind])
-        size = SIZES[kind] if kind in SIZES else schema["size"]
+        below, size = self._below(kind, schema), schema["size"] if kind == "fixed" else 0
         if type(size) is not int or not 0 <= size < 1 << 31:
             raise FormatError("the Avro file has a malformed schema")
-        return step(AVRO_FIXED, [size])
+        slots = [slot if kind == "union" else None] * len(below)
+        if kind in RECORDS:
+            slots = [self._slots.get(field.get("field-id")) for field in schema["fields"]]
+        inner = [self.program(one, (*above, name), of) for one, of in zip(below, slots, strict=True)]
+        if slot is None or kind not in PICKED:
+            return step(kind, inner, size)
+        if self.kinds.setdefault(slot, PICKED[kind]) != PICKED[kind]:
+            raise FormatError("a field of the Avro file is a number or a text")
+        return step(kind, inner, size, slot + 1)
 
     def skip(self, schema: Any, data: bytes, at: int, depth: int) -> int:
         """Return where a value ends. Raises IndexError if it is none."""

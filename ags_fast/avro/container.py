@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import io
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES, SYNC_NBYTES, decompress, encode, number, walk
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from ags_fast._types import Buffer
 
-__all__ = ["PIECE_NBYTES", "Container", "encode_header"]
+__all__ = ["MAGIC", "PIECE_NBYTES", "Container", "encode_header", "parse_header"]
 
 MAGIC = b"Obj\x01"
 HEAD_NBYTES = 64 << 10  # read at first; a header is rarely longer
@@ -55,7 +56,7 @@ class Container:
         return encode_header(schema, self._marker)
 
     def pieces(
-        self, start: int, end: int, check: Callable[[Buffer, int], None], piece_nbytes: int = PIECE_NBYTES
+        self, start: int, end: int, check: Callable[[Buffer, int], object], piece_nbytes: int = PIECE_NBYTES
     ) -> Iterator[tuple[list[Buffer], int]]:
         """Iterate over the blocks of a split, without the codec, in parts, and the number of records of each.
 
@@ -102,7 +103,7 @@ class Container:
         if needed > HEAD_NBYTES and self._read(stop, SYNC_NBYTES) != self._marker:
             raise FormatError("the plaintext is not an intact Avro file: a block does not end at a sync marker")
 
-    def _check_body(self, check: Callable[[Buffer, int], None], body: Buffer, rows: int) -> None:
+    def _check_body(self, check: Callable[[Buffer, int], object], body: Buffer, rows: int) -> None:
         if rows > max(memoryview(body).nbytes, self._max_block_nbytes):  # records without bytes could be endless
             raise FormatError(f"the plaintext is not an intact Avro file: a block claims {rows} records")
         check(body, rows)
@@ -111,7 +112,7 @@ class Container:
         self,
         data: memoryview,
         blocks: list[tuple[int, int, int]],
-        check: Callable[[Buffer, int], None],
+        check: Callable[[Buffer, int], object],
         piece_nbytes: int,
     ) -> Iterator[tuple[list[Buffer], int]]:
         """Iterate over compressed blocks, as `pieces` does."""
@@ -149,7 +150,7 @@ class Container:
             if data[:4] != MAGIC[: len(data)] or len(data) < 4:
                 raise FormatError("the plaintext is not an Avro file: its first 4 bytes are another format's")
             try:
-                return _metadata(data, max(most, HEAD_NBYTES))
+                return parse_header(data, max(most, HEAD_NBYTES))
             except IndexError:
                 if size >= most:
                     raise FormatError("the plaintext is not an intact Avro file: its header is cut") from None
@@ -174,15 +175,16 @@ def find_marker(file: Any, marker: bytes, start: int, end: int) -> int | None:
     return None
 
 
-def encode_header(schema: bytes, marker: bytes) -> bytes:
-    """Return the header of a container file without a codec."""
-    out = bytearray(MAGIC) + encode(2)
-    for text in (b"avro.schema", schema, b"avro.codec", b"null"):
+def encode_header(schema: bytes, marker: bytes, codec: bytes = b"null", more: Mapping[str, bytes] = {}) -> bytes:
+    """Return the header of a container file, with more names in its map."""
+    entries = {"avro.schema": schema, "avro.codec": codec, **more}
+    out = bytearray(MAGIC) + encode(len(entries))
+    for text in chain.from_iterable((name.encode(), value) for name, value in entries.items()):
         out += encode(len(text)) + text
     return bytes(out + encode(0) + marker)
 
 
-def _metadata(data: bytes, most: int) -> tuple[dict[str, bytes], int]:
+def parse_header(data: bytes, most: int) -> tuple[dict[str, bytes], int]:
     """Read a header of at most `most` bytes. Returns its map, and where it ends, behind its marker.
 
     Raises:

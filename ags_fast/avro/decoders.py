@@ -109,18 +109,11 @@ def decode(
         yield from decoders[name](node, data, columns, batch_size, scratch)
     except (AgsError, OSError, MemoryError):
         raise
-    except GeneratorExit:
-        raise
-    except Exception as error:
-        raise _malformed(name, error) from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of Rust, which derives it from BaseException
-            raise
-        raise _malformed(name, error) from error
-
-
-def _malformed(name: str, error: BaseException) -> FormatError:
-    return FormatError(f"the plaintext is not an intact Avro file: {name} raises {type(error).__name__}")
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # Rust derives its panics from BaseException
+        text = f"the plaintext is not an intact Avro file: {name} raises {type(error).__name__}"
+        raise FormatError(text) from error
 
 
 def _names(columns: list[int]) -> list[str]:

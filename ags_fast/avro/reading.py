@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ags_fast._core import avro_pick
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
+from ags_fast.avro.checking import by_program
 from ags_fast.avro.container import Container
 from ags_fast.avro.decoders import NAMES, Scratch, decode, refusal
 from ags_fast.avro.schema import parse, plain_schema, program
@@ -105,10 +105,10 @@ class AvroFile:
         node = self._node
         schema = pa.schema([node.type.field(i) for i in fields])
         full = [i for i in fields if not node.children[i].empty]
-        steps = program(node)
+        check = by_program(None if node.empty else program(node))
         header = self._container.header(json.dumps(plain_schema(node, decimals=decoder == "datafusion")).encode())
         with Scratch() as scratch:
-            for blocks, rows in self._container.pieces(start, end, lambda body, rows: self._check(steps, body, rows)):
+            for blocks, rows in self._container.pieces(start, end, check):
                 data = [header, *blocks]
                 if not full:
                     parts: Iterable[Any] = (range(at, min(at + batch_size, rows)) for at in range(0, rows, batch_size))
@@ -135,13 +135,6 @@ class AvroFile:
         if not arrays:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * len(part), pa.struct([])))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _check(self, check: Any, body: Buffer, rows: int) -> None:
-        """Check that a block holds whole records, exactly as many as it says."""
-        if not all(child.empty for child in self._node.children):
-            avro_pick(check, body, rows, 0)
-        elif memoryview(body).nbytes:
-            raise FormatError("the plaintext is not an intact Avro file: a block has bytes for no field")
 
 
 def read_batches(

@@ -8,22 +8,12 @@ documentation, each name used once, and without fields that have no bytes. So al
 from __future__ import annotations
 
 import json
-from array import array
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ags_fast._core import (
-    AVRO_BYTES,
-    AVRO_FIXED,
-    AVRO_ITEMS,
-    AVRO_NULL,
-    AVRO_NUMBER,
-    AVRO_RECORD,
-    AVRO_UNION,
-)
 from ags_fast.avro.checking import NESTING, NODES, step
 from ags_fast.errors import FormatError
 
@@ -288,25 +278,10 @@ def plain_type(node: Node) -> pa.DataType:
     return PRIMITIVES[{"fixed": "bytes", "enum": "int"}.get(node.kind, node.kind)]
 
 
-def program(node: Node) -> array[int]:
+def program(node: Node) -> list[int]:
     """Compile a schema for `avro_pick`, which then checks that a block holds whole records."""
-    return array("i", _program(node))
-
-
-def _program(node: Node) -> list[int]:
-    inner = [_program(child) for child in node.children]
-    if node.kind == "record":
-        return step(AVRO_RECORD, chain.from_iterable(inner))
+    inner = [program(child) for child in node.children]
     if node.kind == "optional":
-        inner.insert(node.number, step(AVRO_NULL))
-    if node.kind in ("optional", "union"):
-        return step(AVRO_UNION, [len(inner), *map(len, inner), *chain.from_iterable(inner)])
-    if node.kind == "array":
-        return step(AVRO_ITEMS, inner[0])
-    if node.kind == "map":
-        return step(AVRO_ITEMS, step(AVRO_RECORD, [*step(AVRO_BYTES), *inner[0]]))
-    sizes = {"boolean": 1, "float": 4, "double": 8, "fixed": node.number}
-    if node.kind in sizes:
-        return step(AVRO_FIXED, [sizes[node.kind]])
-    kinds = {"null": AVRO_NULL, "int": AVRO_NUMBER, "long": AVRO_NUMBER, "enum": AVRO_NUMBER}
-    return step(kinds.get(node.kind, AVRO_BYTES))
+        inner.insert(node.number, step("null", [], 0))
+        return step("union", inner, 0)
+    return step(node.kind, inner, node.number)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 SHOWN = 50  # rows of a table
-NUMBERS = ("version", "uses", "data keys", "manifests", "files", "bytes")  # columns of tables
+NUMBERS = ("version", "uses", "data keys", "tables", "files", "bytes")  # columns of tables
 VERDICTS = {True: "may be destroyed", False: "must stay", None: "unknown"}
 
 
@@ -37,13 +37,19 @@ def policy_lines(policy: dict[str, Any]) -> list[str]:
     return [f"{name:<12}  {value}" for name, value in rows]
 
 
+def expiry_line(numbers: Sequence[int]) -> str:
+    """Return what the next job that commits removes, by these numbers of versions."""
+    which = f"version{'s' * (len(numbers) > 1)} {_ranges(numbers)}" if numbers else "no version"
+    return f"{'next commit':<12}  expires {which}"
+
+
 def status_lines(found: dict[str, Any]) -> list[str]:
     """Return all lines of a status or an audit."""
     audited = found["operation"] == "audit"
     lines = [
         f"dataset       {found['dataset']}",
         f"version       {found['version']}",
-        f"manifests     {found['manifests']}, of which {found['manifests_opened']} had to be opened",
+        f"tables        {found['tables']}, of which {found['tables_opened']} had to be opened",
         *policy_lines(found["policy"]),
         "",
         "KEKs",
@@ -152,12 +158,12 @@ def _opens_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
             row["key_id"],
             str(row["version"]),
             f"{row['data_keys']:,}",
-            f"{row['manifests']:,}",
+            f"{row['tables']:,}",
             "yes" if row["document"] else "",
         )
         for row in rows
     ]
-    return _table(("key", "version", "data keys", "manifests", "document"), cells)
+    return _table(("key", "version", "data keys", "tables", "document"), cells)
 
 
 def _step_lines(event: str | None, steps: Sequence[dict[str, Any]]) -> list[str]:
@@ -184,7 +190,7 @@ def _amounts(counts: dict[str, int]) -> str:
     parts = [count(versions, "version")] if versions else []
     parts += [
         f"{count(number, thing)} of {counts[f'{thing}_bytes']:,} bytes"
-        for thing in ("manifest", "file")
+        for thing in ("table", "file")
         if (number := counts[f"{thing}s"])
     ]
     return ", ".join(parts)

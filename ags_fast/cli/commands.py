@@ -18,15 +18,17 @@ DATASET_COMMANDS = {
     "verify": "Check every tag of every file of DATASET, and that no file is missing.",
     "rekey": "Encrypt the files of DATASET again, under new data keys.",
     "sweep": "Remove what dead jobs left in DATASET; with a KMS also their plans and files.",
+    "maintain": "Do the upkeep of DATASET, such as every day: end dead jobs, replace worn KEKs, remove what the policy "
+    "does not keep, and verify a share of the files.",
     "rm": "Commit a version of DATASET without some files. Expire older versions to erase the files.",
     "restore": "Commit a version of DATASET with the files of an older one. No file is written.",
-    "compact": "Merge the manifests of DATASET, so that a lookup reads one. Commits keep them few anyway.",
+    "compact": "Merge the tables of DATASET, so that a lookup reads one. Commits keep them few anyway.",
     "cat": "Decrypt one file of DATASET to standard output.",
     "mount": "Show the plaintext of DATASET at DIR by FUSE, read-only, until Ctrl-C or `fusermount -u DIR`.",
     "inspect": "Show versions, keys and open jobs of DATASET; without a KMS, unauthenticated.",
 }
 TAKE_COMMANDS = {
-    "cp": "Copy files into a dataset, as one new version, or out of it. DATASET:PATH is a file of a dataset.",
+    "cp": "Copy files into a dataset, as one new version, or out of it. DATASET:PATH is a file of a dataset."
 }
 LOOK_COMMANDS = {
     "ls": "List the files of DATASET.",
@@ -41,6 +43,7 @@ SHELL_COMMANDS = {
 }
 # Operations that print nothing with --quiet when all went well. The others are there to show something.
 SILENT = {
-    *("encrypt", "decrypt", "verify", "rekey", "reencrypt", "rotate", "expire", "restore", "sweep", "rm", "compact"),
+    *("encrypt", "decrypt", "verify", "rekey", "reencrypt", "rotate", "expire", "restore", "sweep"),
+    *("maintain", "rm", "compact"),
     *("init", "create", "enable", "disable", "destroy", "check", "cp", "man"),
 }

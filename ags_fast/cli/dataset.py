@@ -1,4 +1,4 @@
-"""``ags-fast encrypt|decrypt|verify|rekey|rm|sweep|compact|cat|inspect``: datasets."""
+"""``ags-fast encrypt|decrypt|verify|rekey|rm|sweep|maintain|compact|cat|inspect``: datasets."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ags_fast.cli.job import DATASET, ENGINE, engine, known, result
 from ags_fast.cli.kms import checked, kms, kms_properties
 from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, option, size, switch, values
 from ags_fast.cli.text import day, fields, flat, when
-from ags_fast.dataset.access import Access
+from ags_fast.dataset.access import Access, claimed_entries
 from ags_fast.dataset.key_material import KEYTOOLS
-from ags_fast.dataset.names import FORMATS, VERSIONS
-from ags_fast.errors import FormatError
+from ags_fast.dataset.names import FORMATS, LOG, PLANS, is_plan, job_of
 from ags_fast.fs import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.policy import Policy
+    from ags_fast.dataset.snapshot import Snapshot
 
 SHOWN_FAILURES = 20
 
@@ -116,6 +116,11 @@ REKEY = (
         help="keytools: give Parquet files key material, none: take it away; default: renew it where it is",
     ),
 )
+DATASETS = option("files", nargs="+", metavar="DATASET", help="folders or URLs of datasets, one after the other")
+MAINTAIN = (
+    option("--verify", type=float, metavar="SHARE", default=0.0, help="the share of the files to verify, 0 to 1"),
+    DRY_RUN,
+)
 OLDER_THAN = option("--older-than", type=hours, metavar="HOURS", help="only files older than this")
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -140,7 +145,7 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
     return shown
 
 
-def _opened(args: argparse.Namespace) -> Ledger | None:
+def _opened(args: argparse.Namespace) -> Snapshot | None:
     """Return the dataset to encrypt into; None if there is none yet."""
     try:
         return Access.of(args.dataset, kms(args), **known(args)).open()
@@ -155,7 +160,7 @@ def _policy(args: argparse.Namespace) -> Policy | None:
     if args.kek_scope is None:
         return None
     dataset = _opened(args)
-    policy = head.policy if dataset is not None and (head := dataset.current()) else Policy()
+    policy = Policy() if dataset is None else dataset.entry.policy
     return policy.replace(kek_scope=args.kek_scope)
 
 
@@ -192,6 +197,12 @@ def _compact(args: argparse.Namespace) -> dict[str, Any]:
 def _sweep(args: argparse.Namespace) -> dict[str, Any]:
     properties = checked(kms_properties(args))
     return result(jobs.sweep(args.file, kms=properties or None, older_than=args.older_than, **known(args)))
+
+
+def _maintain(args: argparse.Namespace) -> dict[str, Any]:
+    if len(args.files) > 1 and (args.pin or args.min_version):
+        args.usage("--pin and --min-version are of one dataset: maintain it alone")
+    return result(jobs.maintain(args.file, **_shared(args), **values(args, MAINTAIN)))
 
 
 def _cat(args: argparse.Namespace) -> dict[str, Any]:
@@ -238,30 +249,27 @@ class _Output(io.RawIOBase):
 
 
 def _inspect(args: argparse.Namespace) -> dict[str, Any]:
-    from ags_fast.dataset.open_jobs import open_plans
     from ags_fast.keys.entry import for_columns
-    from ags_fast.keys.stores import claimed_keys
 
     properties = checked(kms_properties(args))
     if args.key_store is not None and not properties:
         args.usage("with --key-store the keys are shown only with a KMS: --keystore PATH, or --kms NAME=VALUE")
     store = Store(args.file, args.chosen.storage_options)
     if properties:
-        dataset = Access.of(store, properties, **known(args)).open()
-        found = [dataset.version(number) for number in dataset.version_numbers()]
-        versions = [{**version._asdict(), "ancestors": version.chain.near} for version in found]
-        keys, dataset_id = dataset.keys.list(), dataset.id
+        log, head = Access.of(store, properties, **known(args)).open()
+        versions, keys = log.look(lambda head: (log.kept(head)[::-1], [*head.keys.values()]), head)
     else:
         if args.pin is not None or args.min_version:
             args.usage("--pin and --min-version are checked only with a KMS: --keystore PATH, or --kms NAME=VALUE")
-        versions = _claimed_versions(store)
-        if not any(store.list("_ags/keys/")):
-            raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no _ags/keys")
-        dataset_id, keys = claimed_keys(store)
+        versions = claimed_entries(store)
+        if not versions:
+            raise FileNotFoundError(f"there is no encrypted dataset at {store.url}: it has no {LOG}")
+        keys = [*versions[-1].keys.values()]
+    head = versions[-1]
     return {
         "operation": args.operation,
         "dataset": args.file,
-        "dataset_id": dataset_id,
+        "dataset_id": head.dataset_id,
         "authenticated": bool(properties),
         "versions": _listed(versions),
         "keys": [
@@ -276,39 +284,28 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
             }
             for key in keys
         ],
-        "open_jobs": open_plans(store),
+        "open_jobs": sorted({str(job_of(one.path)) for one in store.list(PLANS) if is_plan(one.path)}),
     }
 
 
-def _claimed_versions(store: Store) -> list[dict[str, Any]]:
-    """Return the fields of the stored versions, without a check that they are authentic."""
-    from ags_fast.dataset.versions import version_numbers
-    from ags_fast.fs.numbered import numbered
-    from ags_fast.keys.chain import sha256
-    from ags_fast.keys.document import Document, document_nbytes
-
-    names = [VERSIONS + numbered(number) for number in version_numbers(store)]
-    documents = [(name, store.read_small(name, document_nbytes("ags-version"))) for name in names]
-    claims = [(Document(data, name).claimed(), sha256(data)) for name, data in documents]
-    return [{**claim, "number": claim.get("version"), "sha256": digest} for claim, digest in claims]
-
-
-def _listed(versions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _listed(versions: list[Entry]) -> list[dict[str, Any]]:
     """Return the shown fields of versions. follows: whether the stored parent is the true one; None: none is stored."""
-    shown = ("number", "parent", "operation", "job_id", "time_ms", "files", "plain_length", "sha256")
-    stored = {version["number"]: version["sha256"] for version in versions}
-    try:
-        listed = [
-            {name: version[name] for name in shown}
-            | {"parent_sha256": version["ancestors"][-1] if version["ancestors"] else None}
-            for version in versions
-        ]
-    except (KeyError, TypeError) as error:
-        raise FormatError(f"a version in {VERSIONS} lacks {error}") from None
-    for version in listed:
-        parent = stored.get(version["parent"])
-        version["follows"] = None if parent is None else parent == version["parent_sha256"]
-    return listed
+    stored = {version.number: version.digest for version in versions}
+    return [
+        {
+            "number": version.number,
+            "parent": version.number - 1 or None,
+            "operation": version.operation,
+            "job_id": version.job_id,
+            "time_ms": version.time_ms,
+            "files": version.count,
+            "plain_length": version.nbytes,
+            "sha256": version.digest,
+            "parent_sha256": version.near[-1] if version.near else None,
+            "follows": parent == version.near[-1] if (parent := stored.get(version.number - 1)) else None,
+        }
+        for version in versions
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------------- as text
@@ -396,21 +393,12 @@ COMMANDS = (
     Command(
         "verify",
         _verify,
-        (
-            *DATASET,
-            *ENGINE,
-            *VERIFY,
-            switch("--strict", "exit with 1 if DATASET has files that no version names"),
-        ),
+        (*DATASET, *ENGINE, *VERIFY, switch("--strict", "exit with 1 if DATASET has files that no version names")),
         DATASET_COMMANDS["verify"],
     ),
     Command("rekey", _rekey, (*DATASET, *ENGINE, *REKEY), DATASET_COMMANDS["rekey"]),
-    Command(
-        "sweep",
-        _sweep,
-        (*DATASET, OLDER_THAN),
-        DATASET_COMMANDS["sweep"],
-    ),
+    Command("sweep", _sweep, (*DATASET, OLDER_THAN), DATASET_COMMANDS["sweep"]),
+    Command("maintain", _maintain, (DATASETS, *DATASET[1:], *ENGINE, *MAINTAIN), DATASET_COMMANDS["maintain"]),
     Command(
         "rm",
         _rm,
@@ -435,7 +423,7 @@ COMMANDS = (
     Command(
         "compact",
         _compact,
-        (*DATASET, DRY_RUN.but(help="show which manifests would be merged")),
+        (*DATASET, DRY_RUN.but(help="show which tables would be merged")),
         DATASET_COMMANDS["compact"],
     ),
     Command(
@@ -450,10 +438,5 @@ COMMANDS = (
         (DATASET[0], option("folder", metavar="DIR", help="an empty folder"), *DATASET[1:], VERSION),
         DATASET_COMMANDS["mount"],
     ),
-    Command(
-        "inspect",
-        _inspect,
-        DATASET,
-        DATASET_COMMANDS["inspect"],
-    ),
+    Command("inspect", _inspect, DATASET, DATASET_COMMANDS["inspect"]),
 )

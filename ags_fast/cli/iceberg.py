@@ -91,14 +91,12 @@ def _table(args: argparse.Namespace, *, reads: bool = False) -> Table:
                 args.usage("--catalog does not go with the location of metadata")
             if not properties:
                 args.usage("say which KMS: --keystore PATH, or --kms NAME=VALUE for each of its properties")
-            opened: Table = library.open_table(args.file, kms=properties, **args.property)
-            return opened
+            return library.open_table(args.file, kms=properties, **args.property)  # type: ignore[no-any-return]
         try:
             catalog = library.load_catalog(args.catalog, kms=properties or None, **args.property)
         except (ValueError, ImportError) as error:
             raise ConfigurationError(f"the catalog cannot be loaded: {error}") from None
-        loaded: Table = catalog.load_table(args.file)
-        return loaded
+        return catalog.load_table(args.file)  # type: ignore[no-any-return]
 
 
 def _run(args: argparse.Namespace, name: str, loaded: Table, **options: Any) -> dict[str, Any]:
@@ -115,7 +113,9 @@ def _run(args: argparse.Namespace, name: str, loaded: Table, **options: Any) -> 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
     chosen = args.snapshots or ("current" if args.current else "all")
     options = {"snapshots": chosen, "statistics": args.statistics, "orphans": args.orphans}
-    return _run(args, "verify", _table(args, reads=True), engine=engine(args), **options)
+    with _library().inspecting():
+        loaded = _table(args, reads=True)
+    return _run(args, "verify", loaded, engine=engine(args), **options)
 
 
 def _rotate(args: argparse.Namespace) -> dict[str, Any]:
@@ -132,6 +132,7 @@ def _expire(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
+    args.property.setdefault("encryption.plaintext-tables", "read")
     return _run(args, "encrypt", _table(args), engine=engine(args), **values(args, ENCRYPT))
 
 

@@ -15,7 +15,7 @@ from ags_fast.cli.options import JSON, OneOf, option, values
 from ags_fast.cli.terminal import interrupts, warn
 
 if TYPE_CHECKING:
-    from ags_fast.dataset.ledger import Ledger
+    from ags_fast.dataset.snapshot import Snapshot
     from ags_fast.jobs.results import JobResult
 
 CONNECT_PORT = 15002
@@ -49,11 +49,11 @@ def known(args: argparse.Namespace) -> dict[str, Any]:
     return {**values(args, KNOWN), "storage_options": args.chosen.storage_options}
 
 
-def opened(args: argparse.Namespace) -> Ledger:
-    """The dataset of the command."""
+def opened(args: argparse.Namespace, version: int | None = None) -> Snapshot:
+    """The dataset of the command, at a version; None: the newest one."""
     from ags_fast.dataset.access import Access
 
-    return Access.of(args.file, kms(args), **known(args)).open()
+    return Access.of(args.file, kms(args), version=version, **known(args)).open()
 
 
 def engine(args: argparse.Namespace) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
 from ags_fast import jobs
+from ags_fast.audit.runbook import EVENTS
 from ags_fast.cli import keystore
-from ags_fast.cli.audit import policy_lines, status_lines
+from ags_fast.cli.audit import expiry_line, policy_lines, status_lines
 from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.files import progress
 from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, result
@@ -18,13 +20,11 @@ from ags_fast.cli.kms import checked, kms, kms_group, kms_properties
 from ags_fast.cli.options import DRY_RUN, FORCE, Command, add_commands, days, option, positive, switch, values
 from ags_fast.cli.runbook import printable_audit
 from ags_fast.cli.text import count
-from ags_fast.dataset.policy import Policy
 from ags_fast.fs import NewFile, pwrite_all
 from ags_fast.jobs.rotation import WHATS
-from ags_fast.jobs.runbook import EVENTS
 
 SHOWN = 50  # rows of a kind, for people
-NOT_A_PROBLEM = ("InUse", "Current")
+NOT_A_PROBLEM = ("InUse", "Grace", "Current")
 
 
 def add_keys(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,23 +53,23 @@ ROTATE = (
     ),
     option("--wrapping-key-id", metavar="ID", help="the master key to use from now on"),
     option("--from-key-id", metavar="ID", help="only what this master key wraps"),
-    switch("--documents", "in single wrap, also replace the KEK of versions and manifests"),
+    switch("--documents", "in single wrap, also replace the KEK of entries and tables"),
     option(
-        "--grace",
-        type=days,
-        default=timedelta(days=7),
-        metavar="DAYS",
-        help="how long retired KEKs stay; default 7",
+        "--grace", type=days, default=timedelta(days=7), metavar="DAYS", help="how long retired KEKs stay; default 7"
     ),
-    switch("--force-expire", "then remove the past, as `expire --keep 1 --force` does"),
+    switch(
+        "--no-also-retired", "leave retired KEKs, which older versions need, as they are wrapped", off="also_retired"
+    ),
+    switch("--force-expire", "then remove the past, as `expire --keep 1 --skip-grace --force` does"),
     option("--concurrency", type=positive, default=8, metavar="N", help="KMS calls at once; default 8"),
     option("--resume", action="store_const", const=True, help="continue the same rotation after it died"),
     DRY_RUN,
 )
 EXPIRE = (
-    option("--keep", type=positive, default=1, metavar="N", help="keep the newest N versions; default 1"),
+    option("--keep", type=positive, metavar="N", help="keep the newest N versions; default: what the policy keeps"),
     option("--older-than", type=days, metavar="DAYS", help="also keep versions younger than this"),
-    switch("--force", "do not wait for the grace of retired KEKs"),
+    switch("--skip-grace", "do not wait for the grace of retired KEKs"),
+    switch("--force", "also remove versions that the policy keeps"),
     DRY_RUN,
 )
 RESTORE = (
@@ -77,7 +77,7 @@ RESTORE = (
         "--version",
         type=positive,
         metavar="N",
-        help="a version of _ags/keys; default: the newest older one that opens",
+        help="take the keys as this version has them; default: each key as the newest version that opens has it",
     ),
     DRY_RUN,
 )
@@ -165,8 +165,10 @@ def _expire(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _policy(args: argparse.Namespace) -> dict[str, Any]:
-    head = opened(args).current()
-    policy = head.policy if head else Policy()
+    from ags_fast.jobs.retention import will_expire
+
+    log, head = opened(args)
+    policy = head.policy
     changes = {name: value for name, value in values(args, POLICY).items() if value is not None}
     if changes.get("keep") == 0:
         changes |= {"keep": None, "keep_days": None}
@@ -175,7 +177,8 @@ def _policy(args: argparse.Namespace) -> dict[str, Any]:
     if changes:
         policy = policy.replace(**changes)
         jobs.set_policy(args.file, policy, kms=kms(args), **known(args))
-    return {"operation": args.operation, "dataset": args.file, "changed": sorted(changes), "policy": policy.to_json()}
+    shown = {"operation": args.operation, "dataset": args.file, "changed": sorted(changes)}
+    return {**shown, "policy": asdict(policy), "expires": [*will_expire(log, policy)]}
 
 
 # ------------------------------------------------------------------------------------------------------------- as text
@@ -186,7 +189,7 @@ def keys_text(found: dict[str, Any]) -> str:
     if "kdf" in found:
         return keystore.keystore_text(found)
     if found["operation"] == "policy":
-        return "\n".join(policy_lines(found["policy"]))
+        return "\n".join([*policy_lines(found["policy"]), expiry_line(found["expires"])])
     if "html" in found:
         due = "nothing is due" if not found["steps"] else f"{count(len(found['steps']), 'step')} to do"
         return f"{found['html']} shows the keys of {found['dataset']}, version {found['version']}: {due}"
@@ -201,7 +204,7 @@ def _job_lines(found: dict[str, Any]) -> list[str]:
     rows = found["rows"]
     removes = found["operation"] == "expire"
     done = {"ok": "removed" if removes else "done", "planned": "would be removed" if removes else "to do"}
-    names = {"key": "KEK", "keys": "old key document"}
+    names = {"key": "KEK", "chain": "block of digests"}
     for (status, kind), number in Counter((row["status"], row["format"]) for row in rows).items():
         if status in done:
             lines.append(f"  {count(number, names.get(kind, kind))} {done[status]}")
@@ -231,7 +234,7 @@ def _next_lines(found: dict[str, Any]) -> list[str]:
         return []
     if found["what"] == "mek":
         return ["Next: `ags-fast keys audit` says whether the old version of the master key may be destroyed."]
-    return ["Next: `ags-fast keys expire` removes the old KEKs, and the versions that need them, after their grace."]
+    return ["Next: `ags-fast keys expire --keep 1` removes the old KEKs after their grace, and what needs them."]
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -240,10 +243,7 @@ COMMANDS = (
     Command(
         "status",
         _status,
-        (
-            DATASET[0].but(metavar="KEYSTORE|DATASET", help="a keystore, or a dataset"),
-            *DATASET[1:],
-        ),
+        (DATASET[0].but(metavar="KEYSTORE|DATASET", help="a keystore, or a dataset"), *DATASET[1:]),
         "Show the keys of a dataset, or of a keystore: their states and ages, and when what ends.",
     ),
     Command(
@@ -271,9 +271,6 @@ COMMANDS = (
         "Show what depends on which key, which master-key versions may be destroyed, and what to do.",
     ),
     Command(
-        "policy",
-        _policy,
-        (*DATASET, *POLICY),
-        "Show the policy of DATASET for later jobs; with options, change it.",
+        "policy", _policy, (*DATASET, *POLICY), "Show the policy of DATASET for later jobs; with options, change it."
     ),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.cli.files import warn_if_readable
 from ags_fast.cli.job import KNOWN
 from ags_fast.cli.kms import TYPED_ENV, ask_passphrase, keystore_secret
-from ags_fast.cli.options import DRY_RUN, JSON, Command, option, positive, switch
+from ags_fast.cli.options import DRY_RUN, JSON, Command, Pinned, option, positive, switch
 from ags_fast.cli.text import count, fields, flat
 from ags_fast.keys.kms import KMS_TYPE, local
 
@@ -188,10 +188,16 @@ DESTROY = (
     option(
         "--dataset",
         metavar="DATASET",
-        action="append",
-        default=[],
+        action=Pinned,
         dest="datasets",
         help="a dataset under the key, which must not need the version; may be repeated",
+    ),
+    option(
+        "--pin",
+        metavar="PIN",
+        action=Pinned,
+        dest="datasets",
+        help="the dataset before this must descend from the version of this pin, which a job printed",
     ),
     switch("--unchecked", "look at no dataset: what only these versions wrapped is lost"),
     KNOWN[0].but(help="the folder or database with the KEKs of the datasets; default: each dataset"),

@@ -11,6 +11,7 @@ from ags_fast.cli.options import Group, OneOf, Option, Pairs, option
 from ags_fast.cli.terminal import printable
 from ags_fast.errors import KeyAccessError
 from ags_fast.keys.kms import KMS_IMPL, KMS_TYPE, load_kms, local
+from ags_fast.keys.kms.names import guards
 
 if TYPE_CHECKING:
     import argparse
@@ -75,36 +76,32 @@ def checked(properties: dict[str, str]) -> dict[str, str]:
 def kms_properties(args: argparse.Namespace, *, new: bool = False, ask: bool = True) -> dict[str, str]:
     """Return the properties that the options give, else the profile's.
 
-    Single properties, of the same kind of KMS, win over the profile's. Asks for a passphrase if a keystore is named
-    without a secret.
+    Single properties, of the same kind of KMS, win over the profile's. Another KMS takes the place of the profile's,
+    but not of its guards. Asks for a passphrase if a keystore is named without a secret.
     """
     prefix, dash, variable = ("new_", "--new-", TYPED_ENV + "_NEW") if new else ("", "--", TYPED_ENV)
     properties = dict(getattr(args, f"{prefix}kms"))
     keystore = getattr(args, f"{prefix}keystore")
     given = {name: value for name in SECRETS if (value := getattr(args, prefix + name)) is not None}
+    profile = {} if new else args.chosen.kms
     if keystore is None:
         if given:
             flag = next(iter(given)).replace("_", "-")
             args.usage(f"{dash}{flag} opens a keystore: say which, with {dash}keystore PATH")
-        return properties if new else _over_profile(properties, args.chosen.kms)
+        if any(name in properties and properties[name] != profile.get(name) for name in (KMS_TYPE, KMS_IMPL)):
+            profile = guards(profile)
+        return {**profile, **properties}
     ours = {KMS_TYPE: "local", local.PATH: os.path.abspath(keystore)}
     for name, value in given.items():
         ours[SECRETS[name]] = value if name == "passphrase_env" else os.path.abspath(value)
     for name in (KMS_IMPL, *ours):
         if properties.get(name, ours.get(name)) != ours.get(name):
             args.usage(f"{dash}kms {name}=... does not go with {dash}keystore")
-    properties |= ours
+    properties = {**guards(profile), **properties, **ours}
     if not given and ask:
         os.environ[variable] = ask_passphrase(keystore)
         properties[local.PASSPHRASE_ENV] = variable
     return properties
-
-
-def _over_profile(given: dict[str, str], profile: Mapping[str, str]) -> dict[str, str]:
-    """Return the profile's properties with those given, or only those given if they name another KMS."""
-    if any(name in given and given[name] != profile.get(name) for name in (KMS_TYPE, KMS_IMPL)):
-        return given
-    return {**profile, **given}
 
 
 def kms_options(properties: Mapping[str, str]) -> list[str]:

@@ -1,8 +1,7 @@
-"""``ags-fast ls|log|diff|stat|du``: what a dataset has, and had. No file is read, only versions and manifests."""
+"""``ags-fast ls|log|diff|stat|du``: what a dataset has, and had. No file is read, only the log and tables."""
 
 from __future__ import annotations
 
-import itertools
 import stat
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.dataset.versions import Version
+    from ags_fast.dataset.entry import Entry
 
 VERSION = option("--version", type=int, metavar="N", help="a version's number; default: the newest")
 PATTERNS = option("patterns", metavar="PATTERN", nargs="*", help="only files that match, such as '2026/*'")
@@ -35,19 +34,16 @@ def add_looking(groups: argparse._SubParsersAction[argparse.ArgumentParser], nam
 # ---------------------------------------------------------------------------------------------------------- operations
 
 
-def _told(args: argparse.Namespace, version: Version) -> dict[str, Any]:
+def _told(args: argparse.Namespace, version: Entry) -> dict[str, Any]:
     """Return how each result begins."""
     return {"operation": args.operation, "dataset": args.file, "version": version.number, "pin": version.pin}
 
 
-def _files(args: argparse.Namespace) -> tuple[Version, list[FileEntry]]:
+def _files(args: argparse.Namespace) -> tuple[Entry, list[FileEntry]]:
     """Return the version, and those of its files that match a pattern, sorted by path."""
-    dataset = opened(args)
-    head, entries = dataset.load(args.version)
-    version = dataset.committed(head)
-    if args.patterns:
-        entries = chosen_files(entries, args.patterns)
-    return version, sorted(entries, key=lambda entry: entry.path)
+    snapshot = opened(args, args.version)
+    rows = sorted(snapshot.files(), key=lambda row: row.path)
+    return snapshot.entry, chosen_files(rows, args.patterns) if args.patterns else rows
 
 
 def _fields_of(entry: FileEntry) -> dict[str, Any]:
@@ -70,9 +66,8 @@ def _ls(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _log(args: argparse.Namespace) -> dict[str, Any]:
-    dataset = opened(args)
-    newest = dataset.committed(dataset.current())
-    versions = [DatasetVersion.of(version) for version in itertools.islice(dataset.versions(), args.last)]
+    log, newest = opened(args)
+    versions = [DatasetVersion.of(version) for version in log.look(log.kept, newest)[: args.last]]
     return {**_told(args, newest), "versions": [version._asdict() for version in versions]}
 
 
@@ -87,19 +82,22 @@ def _diff(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _stat(args: argparse.Namespace) -> dict[str, Any]:
-    dataset = opened(args)
-    version = dataset.committed(dataset.current(version=args.version))
-    entry = dataset.find(version, args.path)
+    snapshot = opened(args, args.version)
+    log, version = snapshot
+    entry = snapshot.get(args.path)
     if entry is None:
         raise FileNotFoundError(f"version {version.number} has no file {args.path!r}: `ags-fast ls` lists the files")
-    key = next((key for key in dataset.keys.list() if key.key_id == entry.key_id), None)
-    wrapped = entry.wrapped_dek if key is None or key.wrapped is None else key.wrapped
+    head = log.head()
+    if (key := log.look(lambda head: head.keys.get(entry.key_id), head)) is not None and key.double_wrap:
+        master_version = log.version_of(key)[1] or None
+    else:
+        master_version = log.kms.key_version(entry.wrapped_dek)
     return {
         **_told(args, version),
         **_fields_of(entry),
         "wrapping_key_id": key and key.wrapping_key_id,
-        "master_version": dataset.kms.key_version(wrapped),
-        "added_in": next((one.number for one in dataset.versions() if one.job_id == entry.job_id), None),
+        "master_version": master_version,
+        "added_in": next((one.number for one in log.look(log.kept, head) if one.job_id == entry.job_id), None),
     }
 
 
@@ -188,19 +186,11 @@ def _stat_text(found: dict[str, Any]) -> list[str]:
 
 
 def _du_text(found: dict[str, Any]) -> list[str]:
-    return table(
-        ("bytes", "encrypted", "files", "folder"),
-        [
-            (
-                f"{one['plain_length']:,}",
-                f"{one['file_length']:,}",
-                f"{one['files']:,}",
-                f"{one['path']}/".lstrip("/") or ".",
-            )
-            for one in found["folders"]
-        ],
-        (True, True, True, False),
-    )
+    rows = [
+        (*(f"{one[name]:,}" for name in ("plain_length", "file_length", "files")), f"{one['path']}/".lstrip("/") or ".")
+        for one in found["folders"]
+    ]
+    return table(("bytes", "encrypted", "files", "folder"), rows, (True, True, True, False))
 
 
 TEXTS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 PROGRAM = "ags-fast"
 CODES = {
     "0": "Done.",
-    "1": "Some files failed, or everything was skipped.",
+    "1": "Some files failed, or everything was skipped; another job was in the way, or the outcome is unknown.",
     "2": "Usage.",
     "3": "Integrity or format.",
     "4": "No access to the key.",
-    "5": "Not found, or no permission.",
+    "5": "Not found, no permission, or an expired version.",
     "6": "Configuration, or a missing module.",
     "130": "Interrupted.",
 }

@@ -152,6 +152,29 @@ class FilledPairs(Pairs):
     allows_empty = False
 
 
+class Pinned(argparse.Action):
+    """Collects ``--dataset`` into a dict, each with the value of the ``--pin`` that follows it, or None."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, default={}, **settings)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
+    ) -> None:
+        """Add a dataset, or a pin; a usage error for a pin that follows no dataset, and for a dataset named twice."""
+        found: dict[str, str | None] = dict(getattr(namespace, self.dest))
+        if flag == "--dataset":
+            if values in found:
+                parser.error(f"--dataset gives {values} twice")
+            found[values] = None
+        else:
+            last = next(reversed(found), None)
+            if last is None or found[last] is not None:
+                parser.error("--pin follows the --dataset that it belongs to")
+            found[last] = values
+        setattr(namespace, self.dest, found)
+
+
 # ------------------------------------------------------------------------------------------------------- kinds of value
 
 

@@ -266,12 +266,7 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
     keys = _keys(args)
     with _new_file(args, output) as new, _progress(args) as progress:
         report = parquet.encrypt_file(
-            args.file,
-            new,
-            keys,
-            aad_prefix=aad_prefix(args),
-            progress=progress.update,
-            **values(args, ENCRYPT),
+            args.file, new, keys, aad_prefix=aad_prefix(args), progress=progress.update, **values(args, ENCRYPT)
         )
     return _result(args, report, progress, output)
 
@@ -282,12 +277,7 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
     keys = _keys(args)
     with _new_file(args, output, private=True) as new, _progress(args) as progress:
         report = parquet.decrypt_file(
-            args.file,
-            new,
-            keys,
-            aad_prefix=aad_prefix(args),
-            progress=progress.update,
-            **values(args, DECRYPT),
+            args.file, new, keys, aad_prefix=aad_prefix(args), progress=progress.update, **values(args, DECRYPT)
         )
     return _result(args, report, progress, output)
 

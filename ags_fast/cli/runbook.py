@@ -27,7 +27,7 @@ TEXTS = {  # {key_id}: the master key of the step; {about}: what the step deals 
     "wrap-data-keys": "Have the KMS wrap each data key again. (--what double-wrap instead costs an unwrap for each, "
     "once, and then a rotation takes a call for each KEK.)",
     "replace-worn-keks-too": "Replace the KEKs, too: one is older, or has wrapped more keys, than the policy allows.",
-    "wrap-keks": "Wrap the KEKs by the current version. Only the key store changes.",
+    "wrap-keks": "Wrap the KEKs by the current version. Only an entry of the log is written.",
     "renew-key-material": "Rewrite the files: the old version of the master key has wrapped data keys in their key "
     "material. (--path PATTERN: only matching files; --key-material none: files without it.)",
     "remove-earlier-versions": "Remove the earlier versions, whose data keys the old version of the master key has "
@@ -41,8 +41,8 @@ TEXTS = {  # {key_id}: the master key of the step; {about}: what the step deals 
     "new-data-keys-of": "Give {files} a new data key.",
     "remove-versions-and-files": "Remove the earlier versions, with the files under the old data keys.",
     "end-the-access": "First end the access: take the right to use the key from whoever has it. Rewrapping (--what "
-    "mek) alone does not help: anyone who had the master key and could read _ags/keys has the KEKs, and with the "
-    "manifests the data keys.",
+    "mek) alone does not help: anyone who had the master key and could read the dataset has the KEKs, and with the "
+    "tables the data keys.",
     "new-master-version-or-key": "Give {key_id} a new version, or make a new master key and add --wrapping-key-id to "
     "the next two commands.",
     "wrap-by-a-kek": "Put the data keys, which the KMS wraps, under a new KEK.",
@@ -51,9 +51,9 @@ TEXTS = {  # {key_id}: the master key of the step; {about}: what the step deals 
     "ask-again": "Ask again which versions may be destroyed. Disable the old version in the KMS, and destroy it later.",
 }
 CONDITIONS = {
-    "could-write": "whoever has the KEK may also write to the storage: then that KEK seals a forged key store, as long "
+    "could-write": "whoever has the KEK may also write to the storage: then that KEK seals forged versions, as long "
     "as a KMS opens the KEK",
-    "could-read": "whoever has the KEK could read the manifests, here or in a copy: then the data keys are known, too",
+    "could-read": "whoever has the KEK could read the tables, here or in a copy: then the data keys are known, too",
 }
 NOTES = (
     "All of this is about {what}, as it is now. Other datasets may use the same master keys: audit them, too. An "

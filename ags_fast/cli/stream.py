@@ -183,10 +183,7 @@ READING = (
     OneOf(
         (
             option("--length", type=size, metavar="BYTES", help="the length of FILE that encrypt printed"),
-            switch(
-                "--untrusted-length",
-                "trust the length that FILE has now; blocks cut from its end go unnoticed",
-            ),
+            switch("--untrusted-length", "trust the length that FILE has now; blocks cut from its end go unnoticed"),
         ),
         required=True,
     ),

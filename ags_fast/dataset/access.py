@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ags_fast._extras import require
+import msgspec
+
+from ags_fast._json import check_marks
 from ags_fast._types import FilePath
 from ags_fast.dataset.entries import chosen_files
-from ags_fast.dataset.ledger import Ledger
+from ags_fast.dataset.entry import Entry, Pin
+from ags_fast.dataset.kinds import Want
+from ags_fast.dataset.log import ENTRY_NBYTES, Log
+from ags_fast.dataset.names import LOG, entry_number
+from ags_fast.dataset.policy import Policy
+from ags_fast.dataset.sealed import Document, decoded, read_object
+from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.errors import PolicyError
 from ags_fast.fs import Store
 from ags_fast.keys.kms import KmsClient, as_kms
-from ags_fast.keys.stores import KeyResolver
+from ags_fast.keys.stores import KeyResolver, open_key_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.dataset.versions import Version
 
 Folder: TypeAlias = FilePath | Store  # a local path, a URL of fsspec, or a store
 KeyPlace: TypeAlias = FilePath | Store | KeyResolver | None  # where a dataset's keys are; None: in the dataset
@@ -28,28 +38,15 @@ class Access:
     """Where a dataset is, what opens it, and which version is wanted. Holds no key.
 
     It pickles as its fields, with the KMS client as properties. `storage_options` may hold secrets of the storage.
-
-    Attributes:
-        store: The folder of the dataset.
-        kms: The client of the KMS.
-        key_store: Where the dataset's keys are; None: in the dataset.
-        storage_options: Options for fsspec.
-        version: The number of the version; None: the newest.
-        min_version: The newest version must have at least this number; None: any.
-        pin: The newest version must descend from the version that this pin names; None: any.
     """
 
     store: Store
     kms: KmsClient = field(repr=False)
     key_store: KeyPlace = field(default=None, repr=False)
-    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    version: int | None = None
-    min_version: int | None = None
-    pin: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raise ModuleNotFoundError without pyarrow, before anything is written."""
-        require("pyarrow", "a dataset")
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # of fsspec
+    version: int | None = None  # None: the newest
+    min_version: int | None = None  # the newest version must have at least this number
+    pin: str | None = None  # the newest version must descend from the version that this pin names
 
     @classmethod
     def of(
@@ -66,46 +63,49 @@ class Access:
         store = dataset if isinstance(dataset, Store) else Store(dataset, storage_options)
         return cls(store, as_kms(kms), key_store, storage_options, version, min_version, pin)
 
-    def open(self) -> Ledger:
-        """Open the dataset.
+    def log(self) -> Log:
+        """Return the log, of which nothing was read yet. ValueError: the pin is malformed."""
+        key_store = open_key_store(self.key_store, self.storage_options)
+        return Log(self.store, self.kms, pin=None if self.pin is None else Pin.parse(self.pin), key_store=key_store)
 
-        Raises:
-            FileNotFoundError: There is no dataset.
-            IntegrityError: The dataset does not descend from the pin.
-        """
-        return Ledger.open(
-            self.store, self.kms, self.storage_options, self.key_store, pin=self.pin, min_version=self.min_version
-        )
+    def open(self) -> Snapshot:
+        """Open the wanted version: see `Dataset.open`."""
+        log = self.log()
+        head = log.head()
+        if self.min_version is not None and head.number < self.min_version:
+            raise PolicyError(
+                f"the newest version of {self.store.url} is {head.number}, which is older than "
+                f"min_version={self.min_version}: "
+                "somebody may have put an older copy in its place"
+            )
+        return Snapshot(log, head if self.version is None else log.entry(self.version, head))
 
-    def open_at(self, version: int | None) -> tuple[Ledger, Version | None]:
-        """Open the dataset, and this version of it: see `Ledger.open_at`."""
-        return Ledger.open_at(
-            self.store,
-            self.kms,
-            self.key_store,
-            version=version,
-            storage_options=self.storage_options,
-            pin=self.pin,
-            min_version=self.min_version,
-        )
+    def create(self, wrapping_key_id: str, policy: Policy | None = None) -> Snapshot:
+        """Create a dataset without files: see `Dataset.create`."""
+        self.store.check_writable()
+        log = self.log()
+        dataset_id = log.kek_rows.dataset_id or os.urandom(16).hex()
+        key = Want(wrapping_key_id).new_kek(self.kms.for_dataset(dataset_id))
+        return Snapshot(log, log.create(Entry.first_of(dataset_id, key, policy or Policy())))
 
-    def create(self, wrapping_key_id: str) -> Ledger:
-        """Open the dataset. If there is none, create its first key, under this master key."""
-        return Ledger.open_or_create(self.store, self.kms, wrapping_key_id, self.key_store)
-
-    def load(
-        self, paths: str | Sequence[str] | None = None, *, writes: bool = False
-    ) -> tuple[Ledger, Version, list[FileEntry]]:
+    def files(self, paths: str | Sequence[str] | None = None) -> tuple[Snapshot, list[FileEntry]]:
         """Open the wanted version with its files, or those that match a pattern of `paths`.
-
-        Args:
-            paths: Patterns of `fnmatch`; None takes every file.
-            writes: Whether the caller is about to change the dataset.
 
         Raises:
             FileNotFoundError: There is no dataset, or a pattern matches no file.
-            IntegrityError: No version has been committed, or the dataset does not descend from the pin.
         """
-        opened = self.open()
-        head, entries = opened.load(self.version, self.min_version, writes=writes)
-        return opened, opened.committed(head), entries if paths is None else chosen_files(entries, paths)
+        snapshot = self.open()
+        rows = sorted(snapshot.files())
+        return snapshot, rows if paths is None else chosen_files(rows, paths)
+
+
+def claimed_entries(store: Store) -> list[Entry]:
+    """Return what the entries of a log say, the oldest first, without a check that they are authentic."""
+    found = []
+    for path in sorted(listed.path for listed in store.list(LOG) if entry_number(listed.path)):
+        data = read_object(store, path, ENTRY_NBYTES)
+        text = Document.parse(data, path).text
+        check_marks(text, path)  # of which nobody knows who has written it
+        entry = decoded(text, Entry, path)
+        found.append(msgspec.structs.replace(entry, digest=hashlib.sha256(data).hexdigest()))
+    return found

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import fnmatch
 import threading
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.access import Access
-from ags_fast.dataset.at import At, unless_expired
-from ags_fast.dataset.cache import TableCache
 from ags_fast.dataset.files.contents import format_of
-from ags_fast.dataset.files.sealed import SealedFile, sealed_files
-from ags_fast.dataset.listing import Change, DatasetFile, DatasetVersion, Listed, shown_in_notebook
-from ags_fast.dataset.names import new_job_id
+from ags_fast.dataset.key_material import KEYTOOLS
+from ags_fast.dataset.snapshot import SealedFile, Snapshot
 from ags_fast.errors import IntegrityError
+from ags_fast.fs import without_password
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ags_fast._types import WritableFile
     from ags_fast.dataset.access import Folder, KeyPlace
+    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.policy import Policy
     from ags_fast.dataset.transaction import Transaction
-    from ags_fast.dataset.versions import Version
+    from ags_fast.fs import Store
     from ags_fast.keys.kms import KmsClient
 
 __all__ = ["Change", "Dataset", "DatasetFile", "DatasetVersion", "SealedFile"]
@@ -34,7 +33,104 @@ __all__ = ["Change", "Dataset", "DatasetFile", "DatasetVersion", "SealedFile"]
 ADDS = ("encrypt", "write")  # operations that bring content; versions of others have what was there before
 
 
-class Dataset(Listed):
+class DatasetFile(NamedTuple):
+    """One file of a dataset's version.
+
+    Attributes:
+        path: Its path in the dataset.
+        format: "ags1" or "parquet".
+        plain_length: Bytes that reading the file gives. Of a Parquet file: of its plaintext view.
+        file_length: Bytes of the encrypted file.
+        key_id: The id of the key that wraps the file's data key.
+        mtime_ns: When its content was last changed, in ns since the epoch; None if not known.
+        stamp: Another content has another stamp, and so has a file that was encrypted again.
+        columns: Dotted paths of the columns, of a Parquet file, that have data keys of their own.
+        url: The path or URL of the encrypted file.
+        key_material: "keytools" if Parquet's own key tools open the encrypted file; else None.
+        mode: Permission bits of the source; None if not known.
+        job_id: The job that encrypted the file.
+    """
+
+    path: str
+    format: str
+    plain_length: int
+    file_length: int
+    key_id: str
+    mtime_ns: int | None = None
+    stamp: str = ""
+    columns: tuple[str, ...] = ()
+    url: str = ""
+    key_material: str | None = None
+    mode: int | None = None
+    job_id: str = ""
+
+    @classmethod
+    def of(cls, entry: FileEntry, store: Store) -> DatasetFile:
+        """Return the file of a row. `store` is the dataset."""
+        return cls(
+            entry.path,
+            entry.format,
+            entry.plain_length,
+            entry.file_length,
+            entry.key_id,
+            entry.mtime_ns,
+            f"{entry.job_id} {entry.file}",  # a job makes an object once for a version
+            tuple(key["column"] for key in entry.column_keys or ()),
+            store.full_path(entry.file),
+            None if entry.key_material is None else KEYTOOLS,
+            entry.mode,
+            entry.job_id,
+        )
+
+
+class DatasetVersion(NamedTuple):
+    """One version of a dataset.
+
+    Attributes:
+        number: Its number, from 1.
+        parent: The number of the version that it replaced; None for the first.
+        operation: What made it, such as "encrypt", "write", "remove", "rekey" or "rotate".
+        job_id: The job or transaction that made it.
+        time_ms: When it was committed, in ms since the epoch.
+        files: Its files.
+        plain_length: Bytes of all its files, decrypted.
+        pin: The text to keep outside of the storage: see `Dataset.pin`.
+    """
+
+    number: int
+    parent: int | None
+    operation: str
+    job_id: str
+    time_ms: int
+    files: int
+    plain_length: int
+    pin: str
+
+    @classmethod
+    def of(cls, version: Entry) -> DatasetVersion:
+        """Return what users see of a version."""
+        shown = (version.number, version.number - 1 or None, version.operation, version.job_id, version.time_ms)
+        return cls(*shown, version.count, version.nbytes, version.pin)
+
+
+class Change(NamedTuple):
+    """What became of one file between two versions of a dataset.
+
+    Attributes:
+        kind: "added"; "removed"; "moved", the same object under another path; "rekeyed", content of the same source
+            under a new data key; or "changed", any other object.
+        path: The file's path, in the later version if the file is there.
+        old: The file in the earlier version; None if it was added.
+        new: The file in the later version; None if it was removed.
+    """
+
+    kind: str
+    path: str
+    old: DatasetFile | None
+    new: DatasetFile | None
+
+
+class Dataset:
     """An encrypted dataset, opened once. Its version, manifests and keys serve every call.
 
     A handle is a snapshot. It stays at its version until `refresh`, or until a transaction of this handle commits;
@@ -42,13 +138,14 @@ class Dataset(Listed):
     and the properties of the KMS, without a key; the copy opens the dataset again when it is first used.
 
     In double wrap the KMS is asked once for each KEK of the files that are opened, by default once for a dataset. Each
-    manifest is read at most once while the decoded manifests fit into 128 MiB. `open` and `create` make handles.
+    part of a manifest is read at most once while the parts that were read have less than 131,072 files. `open` and
+    `create` make handles.
     """
 
     def __init__(self, access: Access, left_at: tuple[int, str] | None = None) -> None:
         self._access = access
         self._left_at = left_at  # the version that a pickled handle was at, and its pin
-        self._at: At | None = None
+        self._snapshot: Snapshot | None = None
         self._lock = threading.RLock()
 
     @classmethod
@@ -82,7 +179,7 @@ class Dataset(Listed):
             ValueError: `pin` is malformed.
         """
         handle = cls(Access.of(url, kms, key_store, storage_options, version, min_version, pin))
-        handle._opened()
+        handle.snapshot()
         return handle
 
     @classmethod
@@ -108,19 +205,14 @@ class Dataset(Listed):
 
         Raises:
             FileExistsError: There is a dataset at `url`.
+            PolicyError: The storage overwrites objects that were to be created only if absent.
             KeyAccessError: The KMS refuses.
         """
-        access = Access.of(url, kms, key_store, storage_options)
-        access.store.check_writable()
-        ledger = access.create(wrapping_key_id)
+        handle = cls(Access.of(url, kms, key_store, storage_options))
         try:
-            if ledger.current(writes=True) is not None:
-                raise FileExistsError
-            ledger.succeed(None, "create", new_job_id(), (), policy=policy)
+            handle._snapshot = handle._access.create(wrapping_key_id, policy)
         except FileExistsError:
-            raise FileExistsError(f"there is a dataset at {access.store.url}: open it with Dataset.open") from None
-        handle = cls(access)
-        handle._opened()
+            raise FileExistsError(f"there is a dataset at {handle.url}: open it with Dataset.open") from None
         return handle
 
     # ---- what it is
@@ -133,29 +225,103 @@ class Dataset(Listed):
     @property
     def id(self) -> str:
         """The id of the dataset, to which its keys are bound."""
-        return self._opened().ledger.id
+        return self.snapshot().entry.dataset_id
 
     @property
-    def version(self) -> int | None:
-        """The number of the version that this handle shows; None if nothing was committed yet."""
-        head = self._opened().head
-        return None if head is None else head.number
+    def version(self) -> int:
+        """The number of the version that this handle shows."""
+        return self.snapshot().entry.number
 
     @property
-    def pin(self) -> str | None:
-        """The version and its SHA-256, to keep outside of the storage; None if nothing was committed yet."""
-        head = self._opened().head
-        return None if head is None else head.pin
+    def pin(self) -> str:
+        """The version and its SHA-256, to keep outside of the storage."""
+        return self.snapshot().entry.pin
 
     def __repr__(self) -> str:
-        return f"<Dataset {self._access.store!r}{'' if self._at is None else f', version {self.version}'}>"
+        return f"<Dataset {self._access.store!r}{'' if self._snapshot is None else f', version {self.version}'}>"
 
     def _repr_html_(self) -> str:
-        return shown_in_notebook(self.url, self._at)
+        """Show in a notebook what was read already."""
+        from ags_fast.markup import nbytes, sheet
+
+        facts: list[tuple[str, object]] = [("dataset", without_password(self.url))]
+        if self._snapshot is None:
+            return sheet("Dataset", [*facts, ("version", "not opened yet")])
+        entry = self._snapshot.entry
+        made = datetime.fromtimestamp(entry.time_ms / 1000, UTC)
+        facts += [
+            ("version", f"{entry.number}, by {entry.operation} at {made:%Y-%m-%d %H:%M:%S} UTC"),
+            ("files", f"{entry.count:,}"),
+            ("plaintext", nbytes(entry.nbytes)),
+            ("pin", entry.pin),
+        ]
+        return sheet("Dataset", facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        head = self._opened().head
-        return Dataset, (self._access, None if head is None else (head.number, head.pin))
+        return Dataset, (self._access, (self.version, self.pin))
+
+    # ---- listing
+
+    def files(self, pattern: str | None = None) -> Iterator[DatasetFile]:
+        """Iterate over the files of this version, in no order. No file is read, only manifests.
+
+        Args:
+            pattern: Only files whose path matches, as in `fnmatch`: ``*`` also matches "/". None takes all.
+
+        Raises:
+            ExpiredError: The version was expired meanwhile: `refresh`.
+        """
+        for row in self.snapshot().files(pattern):
+            yield DatasetFile.of(row, self._access.store)
+
+    def find(self, path: str) -> DatasetFile | None:
+        """Return the file that this version has at `path`, or None. The errors are those of `files`."""
+        row = self.snapshot().get(path)
+        return None if row is None else DatasetFile.of(row, self._access.store)
+
+    def versions(self) -> Iterator[DatasetVersion]:
+        """Iterate over the versions that were not expired, the newest first. Each is one read of a small object.
+
+        Raises:
+            IntegrityError: A version was changed, or is of another history.
+        """
+        log = self.snapshot().log
+        yield from map(DatasetVersion.of, log.look(log.kept))
+
+    def changes(self, since: int) -> list[Change]:
+        """Return how the files of this version differ from those of another version, sorted by path.
+
+        Manifests that both versions have are not read. A rotation changes no file.
+
+        Args:
+            since: The number of the other version, usually an older one.
+
+        Raises:
+            FileNotFoundError: The dataset has no version `since`.
+            ExpiredError: One of the versions was expired.
+        """
+        new = self.snapshot()
+        old = new._replace(entry=new.log.entry(since))
+        shared = {table.path for table in new.entry.files} & {table.path for table in old.entry.files}
+        before, after = ({row.path: row for row in snapshot.without(shared).files()} for snapshot in (old, new))
+        return sorted(_changes(before, after, new.log.store), key=lambda change: change.path)
+
+    def has_folder(self, path: str) -> bool:
+        """Return whether this version has a file below `path`. The errors are those of `files`."""
+        return bool(self.snapshot().below((path,)))
+
+    def list_folder(self, path: str = "", *, deep: bool = False) -> tuple[list[str], list[DatasetFile]]:
+        """List one folder of this version. A folder is there if it has files. The errors are those of `files`.
+
+        Args:
+            path: The folder; "": the dataset itself.
+            deep: List the files of all folders below, too, and no names of folders.
+
+        Returns:
+            The names of the folders in it, and its files, both sorted by path.
+        """
+        folders, rows = self.snapshot().list_folder(path, deep=deep)
+        return sorted(folders), sorted(DatasetFile.of(row, self._access.store) for row in rows)
 
     # ---- reading
 
@@ -169,11 +335,10 @@ class Dataset(Listed):
             IntegrityError: The newest version does not descend from the one that this handle shows.
         """
         with self._lock:
-            at = self._opened()
-            if self._access.version is not None:
-                return False
-            self._at = replace(at, head=at.ledger.current())
-            return self.version != (None if at.head is None else at.head.number)
+            before = self.snapshot()
+            if self._access.version is None:
+                self._snapshot = before._replace(entry=before.log.head())
+            return self.version != before.entry.number
 
     def open_file(self, path: str, *, missing: str = "error", threads: int | None = None) -> io.RawIOBase:
         """Open one file of this version as a seekable binary file of its plaintext.
@@ -189,15 +354,13 @@ class Dataset(Listed):
         Raises:
             FileNotFoundError: This version has no such file.
             IntegrityError: The file is missing or is not what was written. What is read later is checked then.
-            ConcurrentChangeError: The version was expired meanwhile: `refresh`.
+            ExpiredError: The version was expired meanwhile: `refresh`.
             KeyAccessError: The KMS refuses.
         """
-        if missing not in ("error", "hide"):
-            raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
-        at = self._opened()
-        with unless_expired(at):
-            entry = at.find(path)
-            return format_of(entry).view(at.contents(entry, threads, hide=missing == "hide"), entry)
+        hide, snapshot = _hides(missing), self.snapshot()
+        row = snapshot.file(path)
+        with snapshot.unless_expired():
+            return format_of(row).view(snapshot.contents(row, threads, hide=hide), row)
 
     def sealed_files(
         self,
@@ -221,37 +384,22 @@ class Dataset(Listed):
                 job encrypts files or is a transaction. Rekeyed and restored files were there before.
 
         Raises:
-            ConcurrentChangeError: The version was expired meanwhile: `refresh`.
+            ExpiredError: The version was expired meanwhile: `refresh`.
         """
-        if missing not in ("error", "hide"):
-            raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
-        at = self._opened()
-        if at.head is None:
-            return
-        if added and at.head.operation not in ADDS:
-            return
-        chosen = (
-            entry
-            for entry in at.ledger.entries(at.head, at.head.job_id if added else None)
-            if pattern is None or fnmatch.fnmatchcase(entry.path, pattern)
-        )
-        yield from sealed_files(chosen, at.head.number, at.holding, columns, missing == "hide")
+        hide, snapshot = _hides(missing), self.snapshot()
+        if not added or snapshot.entry.operation in ADDS:
+            yield from snapshot.sealed(snapshot.files(pattern, added=added), columns, hide)
 
     def copy_file(self, path: str, target: WritableFile, *, threads: int | None = None) -> None:
         """Decrypt one file of this version to a file open for writing, which need not seek.
 
-        What is written has passed its tag. The arguments and errors are those of `open_file`.
-
-        Args:
-            path: The file's path in the dataset.
-            target: A binary file, open for writing.
-            threads: How many threads may work on the file; None as for AgsCodec.
+        What is written has passed its tag. The other arguments and the errors are those of `open_file`.
         """
-        at = self._opened()
-        with unless_expired(at):
-            entry = at.find(path)
-            contents = at.contents(entry, threads)
-        format_of(entry).copy(contents, entry, target)
+        snapshot = self.snapshot()
+        row = snapshot.file(path)
+        contents = snapshot.contents(row, threads)
+        with snapshot.unless_expired():
+            format_of(row).copy(contents, row, target)
 
     # ---- writing
 
@@ -283,9 +431,10 @@ class Dataset(Listed):
             ValueError: The handle was opened with ``version=``, or an argument is impossible.
         """
         self._check_writes()
+        from ags_fast.dataset.transaction import Settings, Transaction  # readers need none of it
+
         how = wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads, key_material
-        at = self._opened()
-        return _transaction(at, at.head, *how)(self._show)
+        return Transaction(self.snapshot(), Settings(*how), self._show)
 
     def resume(self, job_id: str) -> Transaction:
         """Take up a transaction that another process has left, to be used in a ``with`` block: see `Transaction.leave`.
@@ -301,44 +450,61 @@ class Dataset(Listed):
             ValueError: The handle was opened with ``version=``, or `job_id` is not of a transaction that was left.
         """
         self._check_writes()
-        return _transaction(self._opened(), None)(self._show, left=job_id)
+        from ags_fast.dataset.transaction import Settings, Transaction
+
+        return Transaction(self.snapshot(), Settings(), self._show, left=job_id)
 
     def _check_writes(self) -> None:
         if self._access.version is not None:
             raise ValueError(f"this handle stays at version {self._access.version}: open the dataset without version=")
 
-    def _show(self, version: Version) -> None:
+    def _show(self, version: Entry) -> None:
         """Go to a version that a transaction of this handle has made."""
         with self._lock:
-            at = self._opened()
-            if at.head is None or version.number > at.head.number:
-                self._at = replace(at, head=version)
+            snapshot = self.snapshot()
+            if version.number > snapshot.entry.number:
+                self._snapshot = snapshot._replace(entry=version)
 
-    def _opened(self) -> At:
-        at = self._at
-        if at is None:
+    def snapshot(self) -> Snapshot:
+        """Return the version that the handle shows. It is read when it is first needed."""
+        if (snapshot := self._snapshot) is None:
             with self._lock:
-                at = self._at
-                if at is None:
-                    at = self._at = self._open()
-        return at
+                snapshot = self._snapshot = self._snapshot or self._open()
+        return snapshot
 
-    def _open(self) -> At:
-        number, pinned = self._left_at or (self._access.version, None)
-        ledger, head = self._access.open_at(number)
-        ledger.tables = TableCache()
-        if pinned is None:
-            return At(ledger, head)
-        if head is None or head.pin != pinned:
+    def _open(self) -> Snapshot:
+        if self._left_at is None:
+            return self._access.open()
+        number, pinned = self._left_at
+        snapshot = replace(self._access, version=number).open()
+        if snapshot.entry.pin != pinned:
             raise IntegrityError(
                 f"version {number} of {self.url} is not the version that the pickled handle was at: it was exchanged"
             )
-        return At(ledger, head)
+        return snapshot
 
 
-def _transaction(at: At, head: Version | None, *how: Any) -> Callable[..., Transaction]:
-    """Return what makes a transaction. Imported here, because readers need none of it."""
-    from ags_fast.dataset.begun import Settings
-    from ags_fast.dataset.transaction import Transaction
+def _hides(missing: str) -> bool:
+    if missing not in ("error", "hide"):
+        raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
+    return missing == "hide"
 
-    return partial(Transaction, at.ledger, head, Settings(*how))
+
+def _changes(old: Mapping[str, FileEntry], new: Mapping[str, FileEntry], store: Store) -> Iterator[Change]:
+    """Compare two sets of files, by path."""
+    gone = {entry.file: path for path, entry in old.items() if path not in new}
+    for path, entry in new.items():
+        before = old.get(path)
+        if before is None:
+            before = old.get(gone.pop(entry.file, path))
+            kind = "added" if before is None else "moved"
+        elif before.file == entry.file:
+            continue
+        else:
+            is_same = entry.stamp and (before.stamp, before.plain_length) == (entry.stamp, entry.plain_length)
+            kind = "rekeyed" if is_same else "changed"
+        yield Change(
+            kind, path, None if before is None else DatasetFile.of(before, store), DatasetFile.of(entry, store)
+        )
+    for path in gone.values():
+        yield Change("removed", path, DatasetFile.of(old[path], store), None)

@@ -1,4 +1,4 @@
-"""Entries: what a manifest or a plan keeps about each file."""
+"""What a table or a plan keeps about each file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-MAX_FILES = 1 << 40  # files that one job can number
 NEAR_NAMES = 10_000  # files whose names are searched for one that is close to a mistyped name
 
 
 class FileEntry(NamedTuple):
-    """One file of a dataset: as a manifest keeps it, or as a plan keeps it before the file exists."""
+    """One file of a dataset: as a table keeps it, or as a plan keeps it before the file exists."""
 
     path: str  # its path in the dataset, as in the tree that it came from
     file: str  # the object that holds it
@@ -45,6 +44,12 @@ class FileEntry(NamedTuple):
     # Parquet: {column, wrapping_key_id, master_version, wrapped_dek} of each DEK, as the file itself has it for the key
     # tools of Parquet; the column of the footer key is "". Empty: not made yet. None: the file has no key material.
     key_material: tuple[dict[str, Any], ...] | None = None
+    # What the source was, where the storage tells:
+    source_length: int | None = None  # bytes
+    ctime_ns: int | None = None  # last change of the source or its attributes, ns since the epoch
+    inode: int | None = None
+    etag: str | None = None
+    checksum: bytes | None = None  # which the storage has of its content
 
     def is_of(self, size: int, stamp: str) -> bool:
         """Return whether the file was made from a source of this size in bytes, with this stamp of the storage."""
@@ -73,11 +78,6 @@ class FileEntry(NamedTuple):
                 for key, (key_id, wrapped) in zip(columns, wraps[1:], strict=True)
             )
         return self._replace(key_id=wraps[0][0], wrapped_dek=wraps[0][1], column_keys=columns)
-
-
-def without_set(entry: FileEntry) -> FileEntry:
-    """Return the entry of a file that is a member of no numbered set."""
-    return entry._replace(set_id=None, part=None, parts=None)
 
 
 def with_lengths(entry: FileEntry, file_length: int, plain_length: int | None = None) -> FileEntry:

@@ -8,8 +8,7 @@ versions of a master key open, and see when somebody changed them in a file. No 
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.keys.envelope import in_threads
 from ags_fast.keys.kms import Wrapped
@@ -38,30 +37,27 @@ def check_key_material(key_material: str | None, dek_length: int) -> None:
 
 
 def with_key_material(envelope: Envelope, entries: Sequence[FileEntry], deks: Iterable[bytes]) -> list[FileEntry]:
-    """Return the files; those that are to have key material get it, from the KMS.
+    """Return the files; those that are to have key material (it is not None) get it, from the KMS.
 
-    Args:
-        envelope: The KEKs that the entries name, and the KMS.
-        entries: The files. `key_material` is not None of those that are to have some.
-        deks: The DEKs of all files, in the order of `FileEntry.wraps`.
+    deks: Of all files, in the order of `FileEntry.wraps`.
     """
     if all(entry.key_material is None for entry in entries):
         return list(entries)
-    names = [[FOOTER, *(key["column"] for key in entry.column_keys or ())] for entry in entries]
-    key_ids = [[entry.key_id, *(key["key_id"] for key in entry.column_keys or ())] for entry in entries]
+    todo: list[tuple[str, bytes]] = []
     rest = iter(deks)
-    mine = [[next(rest) for _ in ids] for ids in key_ids]
-    wanted = [i for i, entry in enumerate(entries) if entry.key_material is not None]
-    todo = list(chain.from_iterable(zip(key_ids[i], mine[i], strict=True) for i in wanted))
-    concurrency = min(CONCURRENCY, len(todo))
-    done = iter(in_threads(lambda item: envelope.wrap_bare(*item), todo, concurrency))
-    made = list(entries)
-    for i in wanted:
-        records = []
-        for column in names[i]:
-            master, wrapped = next(done)
-            version = wrapped.version if isinstance(wrapped, Wrapped) else None
-            names_of = {"column": column, "wrapping_key_id": master, "master_version": version}
-            records.append({**names_of, "wrapped_dek": bytes(wrapped)})
-        made[i] = entries[i]._replace(key_material=tuple(records))
+    for entry in entries:
+        mine = [(key_id, next(rest)) for key_id, _, _ in entry.wraps("")]
+        todo += mine if entry.key_material is not None else []
+    done = iter(in_threads(lambda item: envelope.wrap_bare(*item), todo, min(CONCURRENCY, len(todo))))
+    made = []
+    for entry in entries:
+        if entry.key_material is not None:
+            columns = [FOOTER, *(key["column"] for key in entry.column_keys or ())]
+            entry = entry._replace(key_material=tuple(_record(column, *next(done)) for column in columns))
+        made.append(entry)
     return made
+
+
+def _record(column: str, master: str, wrapped: bytes) -> dict[str, Any]:
+    version = wrapped.version if isinstance(wrapped, Wrapped) else None
+    return {"column": column, "wrapping_key_id": master, "master_version": version, "wrapped_dek": bytes(wrapped)}

@@ -6,19 +6,12 @@ import hashlib
 import re
 import secrets
 import time
-import uuid
 
 from ags_fast.errors import PolicyError
+from ags_fast.keys.stores.base import JOB_ID
 
 HIDDEN = "_ags/"
 FORMATS = ("ags1", "parquet")  # of files that jobs write
-VERSIONS = "_ags/versions/"
-MANIFESTS = "_ags/manifests/"
-PLANS = "_ags/plans/"
-CHAIN = "_ags/chain/"
-LISTS = "_ags/lists/"
-LEFT = "left"  # in a plan's folder: the plan waits for another process to take it up
-ATTEMPT = "attempt-"  # in a plan's folder: an attempt of a task has begun to write, and shows that it lives
 NAME_NBYTES = 255  # the longest name that file systems take
 NO_NAMES = frozenset(("", ".", ".."))
 
@@ -43,16 +36,6 @@ def object_name(path: str, *marks: object, format: str = "ags1") -> str:
     return folder + slash + name + tail
 
 
-def manifest_name(job_id: str) -> str:
-    """Return the path of a new manifest. The job's id in the name identifies what a dead job leaves behind."""
-    return f"{MANIFESTS}{job_id}-{uuid.uuid4()}.arrow.ags"
-
-
-def is_manifest_of(path: str, job_id: str) -> bool:
-    """Whether a job has written the manifest at a path."""
-    return path.startswith(f"{MANIFESTS}{job_id}-")
-
-
 def check_path(path: str) -> str:
     """Return a path from a manifest. Raises PolicyError unless it is relative and stays inside the dataset."""
     if "\0" in path or not NO_NAMES.isdisjoint(path.split("/")):
@@ -65,7 +48,6 @@ def folders_above(path: str) -> list[str]:
     return [path[:at] for at, char in enumerate(path) if char == "/"]
 
 
-JOB_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{12}")
 JOB_MARK = re.compile(rf"\.({JOB_ID.pattern})(?=[.-]|$)")  # in the name of an object
 
 
@@ -83,3 +65,68 @@ def job_in_name(file: str) -> str | None:
 def new_job_id() -> str:
     """Return a new job id. It names the plan, temporary files and, if a name is taken, files. Ids sort by time."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(6)}"
+
+
+# ---- the objects of the log
+
+LOG = "_ags/log/"
+TABLES = "_ags/tables/"
+BLOCKS = "_ags/chain/"
+PLANS = "_ags/plans/"
+FOLDER = 1000  # numbers in a folder of the log: one page of a listing has them all
+ENTRY = re.compile(r"_ags/log/([0-9]{7})/([0-9]{10})")
+OURS = re.compile(rf"_ags/(?:tables|chain)/({JOB_ID.pattern})-[0-9a-f]+")
+PLAN = re.compile(rf"_ags/plans/({JOB_ID.pattern})/(.+)")
+FURTHER = re.compile(rf"plan-({JOB_ID.pattern})")
+LOCK = "lock"  # beside a plan: locked while its process lives, where the storage has locks
+ALIVE = "alive"  # beside a plan: written again and again
+LEFT = "left"  # beside the plan of a transaction that waits for another process
+
+
+def entry_path(number: int) -> str:
+    """Return the path of an entry of the log. Paths sort as their numbers do."""
+    return f"{LOG}{number // FOLDER:07d}/{number:010d}"
+
+
+def entry_number(path: str) -> int:
+    """Return the number of the entry at a path; 0 if the path is not that of an entry."""
+    match = ENTRY.fullmatch(path)
+    return int(match[2]) if match and path == entry_path(int(match[2])) else 0
+
+
+def above_folder(number: int) -> str:
+    """Return what sorts after all that is in the folder of an entry, and before other folders of newer entries."""
+    return f"{LOG}{number // FOLDER:07d}0"
+
+
+def table_path(job_id: str) -> str:
+    """Return the path of a new table."""
+    return f"{TABLES}{job_id}-{secrets.token_hex(8)}"
+
+
+def block_path(job_id: str) -> str:
+    """Return the path of a new block of digests."""
+    return f"{BLOCKS}{job_id}-{secrets.token_hex(8)}"
+
+
+def plan_path(plan_id: str, of: str | None = None) -> str:
+    """Return the path of a plan. of: the job whose further plan it is; None: the plan is the job's own."""
+    return f"{PLANS}{plan_id}/plan" + ("" if of is None else f"-{of}")
+
+
+def beside_plan(plan_id: str, name: str) -> str:
+    """Return the path of an object beside a plan."""
+    return f"{PLANS}{plan_id}/{name}"
+
+
+def is_plan(path: str) -> bool:
+    """Whether a path is that of a plan."""
+    match = PLAN.fullmatch(path)
+    return match is not None and (match[2] == "plan" or FURTHER.fullmatch(match[2]) is not None)
+
+
+def job_of(path: str) -> str | None:
+    """Return the id of the job that made an object; None: no job of ags_fast made it."""
+    if match := OURS.fullmatch(path) or PLAN.fullmatch(path):
+        return match[1]
+    return None if path.startswith("_ags/") else job_in_name(path)

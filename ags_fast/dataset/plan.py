@@ -1,392 +1,165 @@
-"""Plans: what a job will do, decided and made durable before its first data byte.
-
-A plan holds the wrapped DEK of every file, so each attempt writes a file under the same DEK. What a killed attempt has
-published is then as good as what a retry would publish.
-"""
+"""Plans: what open jobs may write, durable before the first object (rule 2)."""
 
 from __future__ import annotations
 
 import secrets
-import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.dataset.changes import until_read
-from ags_fast.dataset.entries import wrapped_by
-from ags_fast.dataset.manifest_task import ManifestTask
-from ags_fast.dataset.names import JOB_ID, MANIFESTS, PLANS, job_in_name
-from ags_fast.dataset.tables import TABLE_NBYTES, TableRef, chunks, whole
-from ags_fast.errors import ConcurrentChangeError, FormatError
-from ags_fast.fs.numbered import Numbered, numbered
-from ags_fast.keys.document import DOCUMENT_NBYTES, Document
-from ags_fast.keys.entry import KeyEntry, UnknownKeyError
-from ags_fast.keys.envelope import Envelope
-from ags_fast.keys.stores import DatasetKeyStore
+import msgspec
+
+from ags_fast.dataset.columns import Count
+from ags_fast.dataset.entry import MasterVersion, Time, main_key
+from ags_fast.dataset.kinds import clock_ms
+from ags_fast.dataset.names import beside_plan, new_job_id, plan_path
+from ags_fast.dataset.sealed import Body, Document, decoded, read_object, seal
+from ags_fast.dataset.tables import Table
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError, UnknownOutcomeError
+from ags_fast.keys.entry import KeyEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.dataset.ledger import Ledger
-    from ags_fast.dataset.versions import Version
+    from ags_fast.dataset.entry import Entry
+    from ags_fast.dataset.log import Log
+    from ags_fast.fs import Store
+    from ags_fast.keys.envelope import Envelope
 
-WRITE = "write"  # the operation of a transaction; its files have the job's id in their names
-
-
-class Plan:
-    """The durable plan of one job: ``_ags/plans/<job id>/``, numbered documents over tables of entries.
-
-    A document either claims names ("claimed") or states that the names are the job's own ("running"). Data is written
-    only in the state "running". The document with the highest number counts. An entry of a later table replaces an
-    earlier entry of the same path.
-    """
-
-    def __init__(self, dataset: Ledger, job_id: str, body: dict[str, Any] | None = None) -> None:
-        self.dataset = dataset
-        self.job_id = job_id
-        self.body: dict[str, Any] = body or {}
-        self.number = 0  # of the document; 0: none is written yet
-        self.refs: list[TableRef] = []
-        self.key_id = ""  # the key that seals the document
-        self.no_writer_died = False  # known for sure: then no temporary files are left
-        self.taken = False  # whether it was taken over from a dead job, or given up by its own job
-        self.beside: list[str] = []  # the other jobs that were open when its names were claimed
-        self.lost: dict[str, KeyEntry] = {}  # keys of this plan that were removed since: it cannot be resumed
-        self._lock: Any = None
-        self._files: set[str] | None = None  # the files of its tables, if this process wrote all tables
-
-    @property
-    def folder(self) -> str:
-        """The folder of the plan in the dataset."""
-        return f"{PLANS}{self.job_id}/"
-
-    @property
-    def running(self) -> bool:
-        """Whether the names of the plan are the job's own, so that data may be written."""
-        return bool(self.body["state"] == "running")
-
-    @classmethod
-    def create(
-        cls, dataset: Ledger, job_id: str, entries: Sequence[FileEntry], state: str = "claimed", **facts: Any
-    ) -> Plan:
-        """Write a new plan that claims the names of `entries`.
-
-        Args:
-            dataset: The dataset.
-            job_id: The id of the job.
-            entries: The files that the job will write.
-            state: "claimed", or "running" if no other job can have these names.
-            **facts: What a resumed job must know of the first one, as JSON values.
-        """
-        plan = cls(dataset, job_id, facts)
-        plan.wrote(())
-        plan.hold()
-        plan.write(entries, state)
-        return plan
-
-    def hold(self) -> bool:
-        """Lock the plan for the life of this process, where the storage has locks. False if another process has it."""
-        try:
-            self._lock = self.dataset.store.lock(self.folder + "lock")
-        except BlockingIOError:
-            return False
-        return True
-
-    def release(self) -> None:
-        """Release the lock: the job is over, although its process may live on."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def extend(self, entries: Sequence[FileEntry], rewrites: Sequence[ManifestTask] = (), **facts: Any) -> None:
-        """Add entries and rewritings of manifests, under names that no other job can have, and write the plan."""
-        self.body = {**self.body, **facts}
-        if rewrites:
-            self.body["rewrites"] = [*self.body.get("rewrites", ()), *(task.to_json() for task in rewrites)]
-        self.write(entries, "running", self.refs)
-
-    def write(self, entries: Sequence[FileEntry], state: str, refs: Sequence[TableRef] = ()) -> None:
-        """Write a document that has these tables, and tables of these entries.
-
-        Raises:
-            ConcurrentChangeError: A key that the plan needs was removed before the plan was stored.
-        """
-        key_id = self.dataset.keyring.document_key()
-        envelope = self.dataset.envelope
-        if self._files is not None:
-            self._files = {*(self._files if refs else ()), *(entry.file for entry in entries)}
-        has_run = self.body.get("state") == "running"
-        refs, before = [*refs], len(refs)
-        for chunk in chunks(entries):
-            path = f"{self.folder}{len(refs):06d}-{secrets.token_hex(4)}.arrow.ags"
-            refs.append(self.dataset.seal_table(path, chunk, key_id, envelope))
-        self.body = {
-            **self.body,
-            "format": "ags-plan",
-            "dataset_id": self.dataset.id,
-            "job_id": self.job_id,
-            "state": state,
-            "time_ms": time.time_ns() // 1_000_000,
-            "tables": [ref.to_json() for ref in refs],
-        }
-        self.dataset.seal_body(self.folder + numbered(self.number + 1), self.body, key_id, envelope)
-        self.number += 1
-        self.refs, self.key_id = refs, key_id
-        # Keys that a stored plan names are not removed. Check that none was removed before the plan was stored.
-        self.dataset.keys.refresh()
-        named = {key_id, *(ref.key_id for ref in refs[before:]), *wrapped_by(entries)}
-        if self.number == 1:
-            named |= self.needed_keys(())
-        missing = [key_id for key_id in named - self._new_key_ids() - {""} if key_id not in envelope.entries]
-        if missing:
-            if not has_run:
-                self.remove()
-            raise ConcurrentChangeError(
-                f"the dataset's key {missing[0]!r} was retired and removed while the job was planned: run it again"
-            )
-
-    @classmethod
-    def load(cls, dataset: Ledger, job_id: str) -> Plan | None:
-        """Read the plan of a job. None if the job has no plan that can be used."""
-        plan = cls(dataset, job_id)
-        return plan if plan.read() else None
-
-    @classmethod
-    def take(cls, dataset: Ledger, job_id: str) -> Plan | None:
-        """Lock and return the plan of a dead job.
-
-        Returns None if the job lives or has ended, or if its plan cannot be used: such a plan is removed.
-        """
-        plan = cls(dataset, job_id)
-        if not plan.hold():
-            return None
-        try:
-            there = plan.read()
-            if there and plan.body.get("base", 0) and not dataset.newest_number():
-                dataset.committed(None)  # raises: its files may belong to versions that somebody took away
-        except BaseException:
-            plan.release()
-            raise
-        if not there:
-            plan.remove()
-            return None
-        plan.taken = True
-        return plan
-
-    def read(self) -> bool:
-        """Read the newest document. Returns False if there is none that can be used."""
-        documents = Numbered(self.dataset.store, self.folder)
-        found = until_read(documents.newest, self._open)
-        if not found:
-            return False
-        number, body, key_id = found
-        if body.get("job_id") != self.job_id:
-            raise FormatError(f"{self.folder} holds the plan of another job")
-        try:
-            _check(body)
-            self.body, self.number, self.key_id = body, number, key_id
-            self.refs = [TableRef.from_json(ref) for ref in body["tables"]]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{self.folder} lacks or garbles {error}") from None
-        return True
-
-    def _open(self, number: int) -> tuple[int, dict[str, Any], str] | None:
-        """Return the number of a document, the document, and the key that seals it.
-
-        Raises:
-            ConcurrentChangeError: The job has removed the document meanwhile.
-        """
-        if number == 0:
-            return None
-        dataset, path = self.dataset, self.folder + numbered(number)
-        dataset.keys.refresh()  # after the listing: a plan is stored after the keys that it needs
-        self.lost = {}
-        try:
-            return number, *dataset.open_body(path, "ags-plan", dataset.envelope)
-        except FileNotFoundError:
-            raise ConcurrentChangeError(f"{path} is gone") from None
-        except UnknownKeyError:
-            sealers = sealed_by(dataset, self.job_id)
-            if not _were_removed(dataset, sealers):
-                raise
-            self.lost = _lost(dataset, sealers)
-        try:  # without a key, it was stored too late: its writer noticed, or died, and no file was written
-            envelope = Envelope(dataset.kms, self.lost)
-            return (number, *dataset.open_body(path, "ags-plan", envelope)) if self.lost else None
-        except FileNotFoundError:
-            raise ConcurrentChangeError(f"{path} is gone") from None
-        except UnknownKeyError:
-            return None
-
-    def _new_key_ids(self) -> set[str]:
-        """Return the keys that a rotation has made, and adds to the key store after its plan is stored."""
-        return {str(key["key-id"]) for key in self.body.get("keys", {}).values() if key is not None}
-
-    def needed_keys(self, entries: Iterable[FileEntry]) -> set[str]:
-        """Return the keys that the plan, these entries, and the manifests and keys of a rotation or expiry need."""
-        refs = [*self.refs, *map(TableRef.from_json, self.body.get("manifests", ()))]
-        used = {self.key_id, *(ref.key_id for ref in refs), *self.body.get("keys", ()), *self.body.get("moves", ())}
-        used |= {str(key_id) for key_id in self.body.get("wraps", ())}
-        used |= self._new_key_ids() | {task.key_id for task in self.rewrites()}
-        return used.union(*(dict(ref.keys or ()) for ref in refs), wrapped_by(entries))
-
-    def entries(self, *, superseded: bool = False) -> list[FileEntry]:
-        """Return the files of the plan.
-
-        Args:
-            superseded: Also return entries that a later entry of the same path replaced. The job may have written
-                their files before a source changed.
-        """
-        envelope = self.dataset.envelope
-        if self.lost:
-            known = {ref.key_id: envelope.entries[ref.key_id] for ref in self.refs if ref.key_id in envelope.entries}
-            envelope = Envelope(self.dataset.kms, known | self.lost)
-        entries = [entry for ref in self.refs for entry in self.dataset.open_table(ref, envelope)]
-        return entries if superseded else list({entry.path: entry for entry in entries}.values())
-
-    def rewrites(self) -> list[ManifestTask]:
-        """Return the rewritings of manifests. A later one replaces an earlier one of the same path."""
-        return [ManifestTask.from_json(task) for task in self.body.get("rewrites", ())]
-
-    def is_lost(self) -> bool:
-        """Return whether a key that seals its documents or tables was removed, so that it cannot be resumed."""
-        known = self.dataset.envelope.entries
-        return bool(self.lost) or any(key_id not in known for key_id in {ref.key_id for ref in self.refs})
-
-    def wrote(self, files: Iterable[str] | None) -> None:
-        """Set the complete list of the files that the job has written; None: find them by name at the end."""
-        self._files = None if files is None else set(files)
-
-    def files(self) -> set[str]:
-        """Return the files that the job may have written."""
-        if self._files is None:
-            return self.named_files()
-        rewritten = {task.file for task in self.rewrites()}
-        return self._files | rewritten if rewritten else self._files  # no copy of a million names
-
-    def named_files(self) -> set[str]:
-        """Return the files of its tables and its new manifests; of a transaction, the objects with its job id."""
-        if self.body.get("operation") == WRITE:
-            return {entry.path for entry in self.dataset.store.list() if job_in_name(entry.path) == self.job_id}
-        return {entry.file for entry in self.known_entries()} | {task.file for task in self.rewrites()}
-
-    def known_entries(self) -> list[FileEntry]:
-        """Return all entries; none if a key that they need was removed."""
-        try:
-            return self.entries(superseded=True)
-        except UnknownKeyError:
-            known = self.dataset.envelope.entries
-            missing = {ref.key_id for ref in self.refs if ref.key_id not in known} - self.lost.keys()
-            if found := _lost(self.dataset, missing):
-                self.lost |= found
-                return self.known_entries()
-            if _were_removed(self.dataset, {ref.key_id for ref in self.refs}):
-                return []
-            raise
-
-    def committed(self) -> Version | None:
-        """Return the version that the job has committed, or None."""
-        versions = self.dataset.versions(after=self.body.get("base", 0))
-        return next((version for version in versions if version.job_id == self.job_id), None)
-
-    def end(self, committed: Collection[str] = ()) -> list[str]:
-        """Remove the plan, the job's temporary files, and its files that no version has.
-
-        The manifests of a commit that a dead job began are removed too.
-
-        Args:
-            committed: Files that are known to belong to a version.
-
-        Returns:
-            The files and manifests that were removed.
-        """
-        removed = []
-        dataset, store = self.dataset, self.dataset.store
-        ours: set[str] = set()
-        if self.running:
-            files = self.files()
-            if self.taken and store.local:  # tasks that died may have written files that nothing tells of
-                store.sweep(self.job_id)
-            elif files and not self.no_writer_died:  # lists the folders of the files
-                store.sweep(self.job_id, paths=files)
-            ours = {file for file in files if file not in committed}
-            for version in dataset.versions(after=self.body.get("base", 0)) if ours else ():
-                ours.difference_update(ref.path for ref in version.manifests)
-                ours.difference_update(entry.file for entry in dataset.entries(version))
-            for file in sorted(ours):
-                if store.stat(file) is not None:
-                    store.delete(file)
-                    removed.append(file)
-        # Before the plan goes: manifests without a version and a plan mean that versions were taken away.
-        if self.taken or not dataset.newest_number():
-            listed = [entry.path for entry in store.list(MANIFESTS)]
-            for path in unnamed_manifests(dataset, [path for path in listed if job_of_manifest(path) == self.job_id]):
-                store.delete(path)
-                removed.append(path)
-        self.remove()
-        return removed
-
-    def remove(self) -> None:
-        """Delete the plan. Documents go first, the newest last: a partly deleted plan still shows its claims."""
-        names = [entry.path for entry in self.dataset.store.list(self.folder)]
-        documents = sorted(name for name in names if name.endswith(".json"))
-        for name in [*documents, *(name for name in names if not name.endswith(".json"))]:
-            self.dataset.store.delete(name)
-        self.release()
-        self.dataset.store.remove_folder(self.folder)
+PLAN_NBYTES = 64 << 20  # some 150,000 new KEKs
+TRIES = 20  # ids, until a plan is created with a clear answer
+MORE_USES = 64  # data keys, or files, that a further plan reserves, at least
+RENEW_SECONDS = 600.0  # between two signs of life
+COPY = "table-"  # beside a plan: a copy of a table that is made
+UNREADABLE = (FormatError, IntegrityError, KeyAccessError)  # what is wrong with one plan stops no other
+PART = "files-"  # beside a plan: the files that the job is about to write
 
 
-def _check(body: Mapping[str, Any]) -> None:
-    """Raise ValueError, or the error of a field, if a plan is impossible."""
-    if body["state"] not in ("claimed", "running"):
-        raise ValueError(f"the state {body['state']!r}")
-    whole(body.get("base", 0))
-    whole(body.get("wrap_nbytes", 0), TABLE_NBYTES)
-    if body["operation"] == "expire":
-        for number, digest in body["versions"]:
-            whole(number, least=1)
-            if not isinstance(digest, str):
-                raise ValueError("the digest of a version")
-    for ref in body.get("manifests", ()):
-        TableRef.from_json(ref)
-    for entry in body.get("keys", {}).values():
-        if entry is not None:
-            KeyEntry.from_json(entry)
-    for task in body.get("rewrites", ()):
-        ManifestTask.from_json(task)
-    if not all(isinstance(new, str) for new in body.get("moves", {}).values()):
-        raise ValueError("moves")
+class Place(NamedTuple):
+    """Where a plan and what is beside it are stored, and what seals them."""
+
+    store: Store
+    envelope: Envelope
+    sealer: KeyEntry
+    dataset_id: str
+
+    def create(self, path: str, body: msgspec.Struct) -> None:
+        """Store a document, after the checks that readers make. PolicyError: it is longer than they take."""
+        data = seal(self.envelope, self.sealer, self.dataset_id, path, body)
+        if len(data) > PLAN_NBYTES:
+            raise PolicyError(f"{path} would have {len(data)} bytes, and {PLAN_NBYTES} are the limit: divide the job")
+        decoded(Document.parse(data, path).text, type(body), path)
+        self.store.create_exclusive(path, data)
 
 
-def _lost(dataset: Ledger, key_ids: set[str]) -> dict[str, KeyEntry]:
-    """Return removed keys that the key store still has: an expiry died before it could restore them."""
-    return dataset.keys.removed(key_ids) if isinstance(dataset.keys, DatasetKeyStore) else {}
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an open job may write: ``_ags/plans/<job id>/plan``."""
+
+    operation: str  # what the job does
+    job_id: str  # of the job whose plan this is, or of the further plan
+    of: str | None  # the job that it is a further plan of; None: the plan is the job's own
+    time_ms: Time  # when it was made
+    new: dict[str, KeyEntry]  # the KEKs that the job brings
+    uses: dict[str, Count]  # how many data keys the job wraps under each KEK, at most
+    resumable: bool = False  # whether other processes may go on with the job
+    facts: dict[str, Any] = {}  # what a process that goes on must know
 
 
-def _were_removed(dataset: Ledger, key_ids: set[str]) -> bool:
-    """Return whether one of these keys was once in the key store."""
-    removed = {key_id for change in dataset.keys.history() for key_id in change.changes["removed"]}
-    return not removed.isdisjoint(key_ids)
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tables of the files that a job is about to write, with their data keys."""
+
+    tables: tuple[Table, ...]
 
 
-def sealed_by(dataset: Ledger, job_id: str) -> set[str]:
-    """Return the keys that the documents of a job claim to be sealed with."""
-    found = set()
-    for entry in dataset.store.list(f"{PLANS}{job_id}/"):
-        if entry.path.endswith(".json"):
-            try:
-                found.add(Document(dataset.store.read_small(entry.path, DOCUMENT_NBYTES), entry.path).key_id)
-            except (FileNotFoundError, FormatError):
-                pass
+class Copy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A copy of a table that a job has made, with its data keys under other KEKs."""
+
+    of: str  # the path of the table
+    table: Table  # the copy
+    gone: tuple[MasterVersion, ...] = ()  # versions of master keys under which the KMS has certainly wrapped none of it
+
+
+def copy_path(job_id: str, table: str) -> str:
+    """Return the path of what says, beside a plan, that a job has made a table. table: the path of the table."""
+    return beside_plan(job_id, f"{COPY}{table.rpartition('-')[2]}")
+
+
+def store_copy(place: Place, job_id: str, copy: Copy) -> None:
+    """Say beside the plan that a copy of a table is made, so that whoever goes on with the job need not make it."""
+    place.create(copy_path(job_id, copy.table.path), copy)
+
+
+def read_copy(log: Log, path: str, head: Entry) -> Copy:
+    """Return what `store_copy` has stored."""
+    return _read(log, path, Copy, head)
+
+
+def read_copies(log: Log, job_id: str, head: Entry) -> dict[str, Copy]:
+    """Return the copies of tables that processes of a job have made, by the paths of those tables."""
+    found = {}
+    for listed in log.store.list(beside_plan(job_id, COPY)):
+        with suppress(FileNotFoundError, IntegrityError, KeyAccessError):
+            copy = read_copy(log, listed.path, head)
+            found[copy.of] = copy
     return found
 
 
-def unnamed_manifests(dataset: Ledger, paths: Sequence[str]) -> list[str]:
-    """Return those of these manifests that no version names."""
-    named = {ref.path for version in dataset.versions() for ref in version.manifests} if paths else set()
-    return [path for path in paths if path not in named]
+def store_plan(place: Place, plan: Plan) -> bool:
+    """Store a plan by one request. False: there is no clear answer, so the job needs another id, and other KEKs."""
+    try:
+        place.create(plan_path(plan.job_id, plan.of), plan)
+    except OSError:  # also FileExistsError: the request may have been repeated on its way
+        return False
+    return True
 
 
-def job_of_manifest(path: str) -> str | None:
-    """Return the id of the job in a manifest's name, or None."""
-    found = JOB_ID.match(path.removeprefix(MANIFESTS))
-    return found[0] if found else None
+def store_further(
+    place: Place, operation: str, of: str, uses: Mapping[str, int], new: Mapping[str, KeyEntry] = {}
+) -> Plan:
+    """Store a further plan of the job `of`, before the job wraps what its plans do not reserve (rule 9)."""
+    for _ in range(TRIES):
+        plan = Plan(operation, new_job_id(), of, clock_ms(), dict(new), dict(uses))
+        if store_plan(place, plan):
+            return plan
+    raise UnknownOutcomeError(f"{place.store.url} does not say whether it has stored a plan: try again")
+
+
+def read_plan(log: Log, job_id: str, head: Entry, of: str | None = None) -> Plan | None:
+    """Return the plan of a job, or a further one; None: it is gone."""
+    try:
+        return _read(log, plan_path(job_id, of), Plan, head)
+    except FileNotFoundError:
+        return None
+
+
+def _read(log: Log, path: str, kind: type[Body], head: Entry) -> Body:
+    return log.unsealed(Document.parse(read_object(log.store, path, PLAN_NBYTES), path), kind, head.keys)
+
+
+def store_files(log: Log, job_id: str, rows: Sequence[FileEntry], head: Entry, envelope: Envelope) -> list[str]:
+    """Store the files that a job is about to write, so that whoever goes on with it uses the same data keys.
+
+    The objects that have them are returned. No entry ever names these.
+    """
+    sealer = main_key(head.keys)
+    tables = log.tables.write(rows, job_id, sealer.key_id, envelope)
+    path = beside_plan(job_id, f"{PART}{secrets.token_hex(8)}")
+    Place(log.store, envelope, sealer, head.dataset_id).create(path, Part(tuple(tables)))
+    return [path, *(table.path for table in tables)]
+
+
+def read_files(log: Log, job_id: str, head: Entry, envelope: Envelope) -> tuple[list[FileEntry], list[str]]:
+    """Return the files that the processes of a job were about to write, and the objects that have them.
+
+    Files whose keys are gone are left out.
+    """
+    found: list[FileEntry] = []
+    objects: list[str] = []
+    for listed in sorted(log.store.list(beside_plan(job_id, PART)), key=lambda listed: listed.path):
+        try:
+            part = _read(log, listed.path, Part, head)
+            objects += [listed.path, *(table.path for table in part.tables)]
+            found += [row for table in part.tables for row in log.tables.rows(table, envelope)]
+        except (FileNotFoundError, *UNREADABLE):
+            continue
+    return found, objects

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-
-from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,15 +57,14 @@ class Policy:
         """Return a copy with other values in these fields."""
         return replace(self, **changes)
 
-    def scopes(self, paths: Sequence[str], job_id: str, now_ms: int, writer: str | None = None) -> list[str | None]:
-        """Return the scope of the KEK of each file of a job; None is the dataset.
+    def for_expiry(self, keep: int | None, days: float | None) -> Policy:
+        """Return the policy by which an expiry with these arguments keeps versions. keep None: as many as this one."""
+        if keep is None and days is None:
+            return self
+        return self.replace(keep=self.keep if keep is None else keep, keep_days=days)
 
-        Args:
-            paths: Of the files.
-            job_id: The id of the job.
-            now_ms: The time, in milliseconds since the epoch.
-            writer: The process; None: the job.
-        """
+    def scopes(self, paths: Sequence[str], job_id: str, now_ms: int, writer: str | None = None) -> list[str | None]:
+        """Return the scope of the KEK of each file; None is the dataset. writer: the process; None: the job is one."""
         if self.kek_scope == "partition":
             return [f"partition:{path.rpartition('/')[0]}" for path in paths]
         if self.kek_scope == "day":
@@ -78,41 +74,10 @@ class Policy:
         count = int(self.kek_scope.partition(":")[2])
         return [f"files:{job_id}/{n // count}" for n in range(len(paths))]
 
-    @property
-    def scopes_are_jobs(self) -> bool:
-        """Whether the scopes of a job are its own: a job that begins finds no KEK of them."""
-        return self.kek_scope == "writer" or FILES.fullmatch(self.kek_scope) is not None
-
     def outlived(self, created_ms: int, now_ms: int) -> bool:
         """Return whether a KEK created at `created_ms` is too old to wrap. Times are in ms since the epoch."""
         return now_ms - created_ms >= self.kek_lifetime_days * DAY_MS
 
-    def has_room(self, used: int, data_keys: int, spare: int) -> bool:
-        """Return whether a KEK with `used` reserved wraps has room for more.
-
-        `kek_uses` limits data keys. The limit of AES-GCM, which is far above, also covers the spare wraps.
-
-        Args:
-            used: Wraps that are reserved already.
-            data_keys: Data keys to wrap.
-            spare: Other wraps that may become necessary.
-        """
-        return used + data_keys <= self.kek_uses and used + data_keys + spare <= MAX_USES
-
-    def reserved(self, used: int, data_keys: int, spare: int) -> int:
-        """Return `used` after such a reservation. With a small `kek_uses`, spare wraps take at most a sixteenth."""
-        return max(used + data_keys, min(self.kek_uses, used + data_keys + min(spare, self.kek_uses // 16)))
-
     def to_json(self) -> dict[str, Any]:
         """Return the policy as a JSON object."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any) -> Policy:
-        """Read a policy from a JSON object. Raises FormatError if malformed; ignores unknown fields."""
-        if not isinstance(value, Mapping):
-            raise FormatError("a dataset's policy is a JSON object")
-        try:
-            return cls(**{name: value[name] for name in cls.__slots__ if name in value})
-        except (TypeError, ValueError) as error:
-            raise FormatError(f"a dataset's policy is impossible: {error}") from None

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from ags_fast.dataset.tables import TableRef
-    from ags_fast.fs import Store
+from typing import NamedTuple
 
 
 class Row(NamedTuple):
@@ -25,11 +21,6 @@ class Row(NamedTuple):
     seconds: float = 0.0
     attempt: int = 0  # 0 is the first
     host: str | None = None
-
-
-def manifest_row(dataset: Store, ref: TableRef, status: str = "ok") -> Row:
-    """Return the row of a manifest."""
-    return Row(dataset.full_path(ref.path), None, status, file_length=ref.length, format="manifest", key_id=ref.key_id)
 
 
 def shown(name: str) -> str:

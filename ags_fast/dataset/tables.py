@@ -1,587 +1,521 @@
-"""Tables of entries, as sealed objects: encoding, sealing, opening, and references to them.
+"""Sealed tables: rows of files by path, or rows of another kind by another name, in columns. A table never changes.
 
-A table is an index and pages of some hundred rows. So a lookup in a large table reads and decodes one page.
+A table is an AGS1 stream. Its plaintext is pages of at most `PAGE_ROWS` rows, sorted by name, then the counts of its
+KEKs if they are many, and then the directory, which has the first name, the offset and the length of each page. A page
+is columns in msgpack; those that are not random are compressed by zlib, and so are the counts. The entry of the log
+that names a table has its length and its wrapped data key.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-import struct
-from bisect import bisect_left
+import os
+import secrets
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from functools import cache
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from concurrent.futures import Future
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
-from ags_fast.ags1 import MAX_BLOCK_SIZE, AgsCodec
-from ags_fast.arrays import arrow_array, empty_batch, ends
-from ags_fast.dataset.entries import MAX_FILES, FileEntry
-from ags_fast.dataset.names import check_path
-from ags_fast.errors import FormatError, IntegrityError, PolicyError
-from ags_fast.fs import NotAFileError, Store
-from ags_fast.keys.envelope import Envelope, binding
+import msgspec
+from msgspec import Meta
+
+from ags_fast.ags1 import AgsCodec, encrypted_length
+from ags_fast.dataset.columns import (
+    Count,
+    LongPageError,
+    Names,
+    Rewrap,
+    Rows,
+    check_rows,
+    columns_of,
+    decoded,
+    encoded,
+    inflated,
+    path_bytes,
+    text_of,
+    with_wraps,
+)
+from ags_fast.dataset.entries import FileEntry, wrapped_by
+from ags_fast.dataset.names import table_path
+from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.fs import NotAFileError
+from ags_fast.keys.envelope import binding
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from ags_fast.fs import Store
+    from ags_fast.keys.envelope import Envelope
 
-MANIFEST_ENTRIES = 10_000  # at most, in one manifest or one part of a plan
-MANIFEST_NBYTES = 8 << 20  # target for encoded entries: key metadata may be large
-TABLE_NBYTES = 32 << 20  # limit of a table, sealed or not: bounds what a false length can allocate
-COLUMN_KEYS = 1 << 18  # limit for one table
-ENTRY_NBYTES = 200  # estimate for an entry, without its names and wrapped keys
-Read = Callable[[int, int], bytes]  # reads (offset, size) of a table's plaintext
-TABLE_DEK_NBYTES = 16
-BLOCK_NBYTES = 64 << 10  # block size of the AGS1 stream that holds a table
-WHOLE_NBYTES = 2 * BLOCK_NBYTES  # a table of at most this length is read whole, whatever is looked up
-PAGE_ENTRIES = 512  # rows in a page
-INDEX_NBYTES = 1 << 20  # limit of the index: more than 10,000 rows need
-BOUND_NBYTES = 255  # length at which paths are cut in the bounds of tables and pages
-NUMBERS = {  # numeric columns, and the largest value of each
-    "plain_length": (1 << 63) - 1,
-    "file_length": (1 << 63) - 1,
-    "block_size": MAX_BLOCK_SIZE,
-    "part": MAX_FILES,
-    "parts": MAX_FILES,
-    "mode": 0o777,
-}
-KEY_MATERIAL = "key_material"  # the column that only tables with such files have
-NAMED_KEYS = 16  # most keys that a reference names; a table with more keys must be opened to count them
-NAMES = [FileEntry._fields.index(field) for field in ("path", "file", "source")]  # UTF-8, unless the name is not text
+PAGE_ROWS = 512
+TABLE_ROWS = 1 << 16  # a table with more is written as several
+BLOCK_NBYTES = 1 << 14  # a lookup reads whole blocks
+CACHED = 256 * PAGE_ROWS  # rows in memory
+WHOLE_ROWS = 2 * PAGE_ROWS  # a table with no more is read as a whole
+COUNTS = 8  # KEKs whose counts are in the reference of a table; those of more are in the table
+RATIO = 2  # a commit merges tables that have fewer rows than this many times what is written anyway
+
+Row = TypeVar("Row")
+Part = TypeVar("Part")
+Directory = list[tuple[bytes, Count, Count]]  # of each page the first name, the offset and the length in bytes
 
 
-class TableRef(NamedTuple):
-    """A reference to a table of entries: an AGS1 stream, under a key of its own."""
+class _Parts:
+    """Parts of tables in memory. The longest unused go first.
+
+    Threads that want one part wait for the one that reads it. A fork's child begins with none.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = Lock()
+        self._parts: OrderedDict[tuple[str, int], tuple[Future[Any], int]] = OrderedDict()
+        self._rows = 0
+
+    def get(self, name: tuple[str, int], rows: int, read: Callable[[], Part]) -> Part:
+        """Return a part, which `read` reads if it is not there. rows: how much room it takes."""
+        if self._pid != os.getpid():
+            self._reset()
+        with self._lock:
+            held = self._parts.get(name)
+            if held is not None:
+                self._parts.move_to_end(name)
+            else:
+                reading: Future[Any] = Future()
+                self._parts[name] = reading, rows
+                self._rows += rows
+        if held is not None:
+            return held[0].result()  # type: ignore[no-any-return]
+        try:
+            reading.set_result(part := read())
+        except BaseException as error:
+            with self._lock:
+                self._drop(name)
+            reading.set_exception(error)
+            raise
+        with self._lock:
+            while self._rows > CACHED:
+                self._drop(next(iter(self._parts)))
+        return part
+
+    def _drop(self, name: tuple[str, int]) -> None:
+        if name in self._parts:
+            self._rows -= self._parts.pop(name)[1]
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reference to a table.
+
+    Attributes:
+        path: Its object.
+        length: Bytes of the plaintext.
+        directory: Where the directory begins, in bytes of the plaintext.
+        rows: How many rows it has.
+        first: The name of the first row, in bytes: a path.
+        last: The name of the last row.
+        nbytes: Bytes of plaintext of the files.
+        key_id: The KEK that wraps the table's data key.
+        wrapped: The table's data key, wrapped.
+        keys: How many data keys of files each KEK wraps in it; None: the table says it, see `Tables.counted`.
+        material: Whether files of it have key material, which the KMS itself has wrapped.
+    """
 
     path: str
-    length: int  # bytes
-    entries: int
+    length: Count
+    directory: Count
+    rows: Annotated[int, Meta(ge=1)]
+    first: bytes
+    last: bytes
+    nbytes: Count
     key_id: str
-    wrapped_key: bytes
-    keys: tuple[tuple[str, int], ...] | None = None  # (key, DEKs it wraps) of the entries; None: open the table
-    first: bytes = b""  # no path in the table sorts before this bound (see `bound`)
-    last: bytes = b"\xff" * BOUND_NBYTES  # no path in the table sorts after this bound
-    run: str = ""  # the run of several tables that it belongs to; "": a run of its own. Not in its JSON
-    key_material: bool = False  # whether a file in the table has key material
+    wrapped: bytes
+    keys: dict[str, Count] | None
+    material: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the reference as a JSON object."""
-        value: dict[str, Any] = {
-            "path": self.path,
-            "length": self.length,
-            "entries": self.entries,
-            "key_id": self.key_id,
-            "wrapped_key": base64.b64encode(self.wrapped_key).decode(),
-            "first": base64.b64encode(self.first).decode(),
-            "last": base64.b64encode(self.last).decode(),
-        }
-        if self.key_material:
-            value["key_material"] = True
-        return value if self.keys is None else {**value, "keys": dict(self.keys)}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any], run: str = "") -> TableRef:
-        """Read a reference from a JSON object. Raises FormatError if malformed."""
-        try:
-            return cls(
-                str(value["path"]),
-                whole(value["length"], TABLE_NBYTES),
-                whole(value["entries"], MANIFEST_ENTRIES),
-                str(value["key_id"]),
-                base64.b64decode(value["wrapped_key"], validate=True),
-                tuple((str(k), whole(n)) for k, n in value["keys"].items()) if "keys" in value else None,
-                base64.b64decode(value["first"], validate=True),
-                base64.b64decode(value["last"], validate=True),
-                run,
-                value.get("key_material") is True,
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"a reference to a table lacks or garbles {error}") from None
-
-
-def whole(value: Any, most: int = (1 << 63) - 1, least: int = 0) -> int:
-    """Return a number from JSON. Raises ValueError unless it is an integer from `least` to `most`."""
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{str(value)[:40]}, which is not a whole number from {least} to {most}")
-    return value
-
-
-def named_keys(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...] | None:
-    """Return the key counts for a reference; None if there are too many keys."""
-    return tuple(sorted(counts.items())) if len(counts) <= NAMED_KEYS else None
-
-
-@cache
-def entry_schema() -> Any:
-    """Return the Arrow schema of a table of entries."""
-    import pyarrow as pa
-
-    column_key = pa.struct([("column", pa.string()), ("key_id", pa.string()), ("wrapped_dek", pa.binary())])
-    texts = ("column", "wrapping_key_id", "master_version")
-    material = pa.struct([*((name, pa.string()) for name in texts), ("wrapped_dek", pa.binary())])
-    return pa.schema(
-        [
-            pa.field("path", pa.binary(), nullable=False),  # binary: a name may not be text
-            pa.field("file", pa.binary(), nullable=False),
-            pa.field("format", pa.string(), nullable=False),
-            pa.field("plain_length", pa.int64(), nullable=False),
-            pa.field("file_length", pa.int64(), nullable=False),
-            pa.field("block_size", pa.int64(), nullable=False),
-            pa.field("key_id", pa.string(), nullable=False),
-            pa.field("wrapped_dek", pa.binary(), nullable=False),
-            pa.field("column_keys", pa.list_(column_key)),
-            pa.field("aad_prefix", pa.binary(), nullable=False),
-            pa.field("job_id", pa.string(), nullable=False),
-            pa.field("set_id", pa.string()),
-            pa.field("part", pa.int64()),
-            pa.field("parts", pa.int64()),
-            pa.field("source", pa.binary(), nullable=False),
-            pa.field("stamp", pa.string(), nullable=False),
-            pa.field("mode", pa.int64()),
-            pa.field("mtime_ns", pa.int64()),
-            pa.field(KEY_MATERIAL, pa.list_(material)),
-        ]
-    )
-
-
-@cache
-def _no_rows() -> Any:
-    return entry_schema().empty_table()
-
-
-def encode_entries(entries: Sequence[FileEntry]) -> bytes:
-    """Encode entries as a table, ready to be sealed."""
-    import pyarrow as pa
-
-    schema = entry_schema()
-    columns = list(zip(*entries, strict=True)) or [()] * len(schema)
-    for i in NAMES:
-        columns[i] = tuple(map(name_bytes, columns[i]))
-    arrays = [arrow_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return encode_table(pa.table(arrays, schema=schema))
-
-
-def name_bytes(name: str) -> bytes:
-    """Return a name as tables store it: UTF-8; bytes that are not text are kept."""
-    return name.encode("utf-8", "surrogateescape")
-
-
-def bound(path: bytes) -> bytes:
-    """Cut a path to the length of a bound, for comparison with bounds."""
-    return path[:BOUND_NBYTES]
-
-
-class Page(NamedTuple):
-    """A page of a table, as the index of the table describes it."""
-
-    rows: int
-    packed: int  # bytes in the table
-    plain: int  # bytes after decompression
-    first: bytes  # the path of its first row, cut by `bound`
-
-
-def encode_table(table: Any) -> bytes:
-    """Encode an Arrow table: the length of the index (8 bytes), the index (JSON), and the pages.
-
-    A page is an IPC stream of one record batch, compressed with Zstandard. Arrow's format takes no more memory than it
-    has bytes. In Parquet, anyone with a KEK could seal a file of 12 KiB that decodes to gigabytes.
-    """
-    table = table.combine_chunks()
-    if KEY_MATERIAL in table.column_names and table.column(KEY_MATERIAL).null_count == table.num_rows:
-        table = table.drop_columns(KEY_MATERIAL)
-    pages, parts = [], []
-    for begin in range(0, max(1, table.num_rows), PAGE_ENTRIES):
-        page = table.slice(begin, PAGE_ENTRIES)
-        plain = _stream(page)
-        parts.append(_packed(plain))
-        first = bound(page.column("path")[0].as_py()) if page.num_rows else b""
-        pages.append([page.num_rows, len(parts[-1]), plain.size, base64.b64encode(first).decode()])
-    index = json.dumps({"pages": pages}, separators=(",", ":")).encode()
-    return b"".join((len(index).to_bytes(8, "little"), index, *parts))
-
-
-def _stream(page: Any) -> Any:
-    """Return an IPC stream of one record batch, as an Arrow buffer."""
-    import pyarrow as pa
-
-    (batch,) = page.combine_chunks().to_batches() or [empty_batch(page.schema)]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, page.schema) as stream:
-        stream.write_batch(batch)
-    return sink.getvalue()
-
-
-def _packed(plain: Any) -> bytes:
-    import pyarrow as pa
-
-    packed: bytes = pa.Codec("zstd").compress(plain, asbytes=True)
-    return packed
-
-
-def decode_table(data: bytes, where: str, count: int) -> Any:
-    """Decode the output of `encode_table` to an Arrow table of `entry_schema`, and check that it has `count` rows."""
-    view = memoryview(data)
-    ref = TableRef(where, len(data), count, "", b"")
-    return Pages(lambda at, size: bytes(view[at : at + size]), len(data), ref).table()
-
-
-def _bounded(table: Any, where: str) -> Any:
-    """Return the table. Raises FormatError if it has keys of too many columns."""
-    for name in ("column_keys", KEY_MATERIAL):
-        ends = [(chunk.offsets[0].as_py(), chunk.offsets[-1].as_py()) for chunk in table.column(name).chunks]
-        if sum(end - begin for begin, end in ends) <= COLUMN_KEYS:
-            continue
-        raise FormatError(f"{where} is not a table of entries: it has keys of more than {COLUMN_KEYS} columns")
-    return table
-
-
-def _index(read: Read, length: int, where: str, count: int) -> tuple[list[Page], int]:
-    """Return the pages of a table of `length` bytes, and the offset of the first page. Every number is checked."""
-    try:
-        nbytes = int.from_bytes(read(0, 8), "little")
-        if not 0 < nbytes <= min(INDEX_NBYTES, length - 8):
-            raise ValueError(f"its index would have {nbytes} bytes")
-        pages = [
-            Page(whole(rows), whole(packed), whole(plain), base64.b64decode(first, validate=True))
-            for rows, packed, plain, first in json.loads(read(8, nbytes))["pages"]
-        ]
-        if not pages:
-            raise ValueError("it has no page")
-        if (plain := sum(page.plain for page in pages)) > TABLE_NBYTES:
-            raise ValueError(f"it would have {plain} bytes, and the limit is {TABLE_NBYTES}")
-        if sum(page.packed for page in pages) != length - 8 - nbytes:
-            raise ValueError("its pages have other lengths than its index says")
-    except (KeyError, RecursionError, TypeError, ValueError) as error:
-        raise FormatError(f"{where} is not a table of entries: {error}") from None
-    if (rows := sum(page.rows for page in pages)) != count:
-        raise IntegrityError(f"{where} has {rows} entries, not {count} as its reference says")
-    return pages, 8 + nbytes
-
-
-def _decode_page(data: Any, page: Page, where: str) -> Any:
-    """Decode a page to an Arrow table, and check all values."""
-    return _page_table(_page_batch(data, page, where), where)
-
-
-def _page_batch(data: Any, page: Page, where: str) -> Any:
-    """Decode a page to an Arrow record batch with the columns of a table, and check the paths only."""
-    import pyarrow as pa
-
-    schema = entry_schema()
-    try:
-        plain = pa.Codec("zstd").decompress(pa.py_buffer(data), decompressed_size=page.plain)
-        messages = pa.ipc.MessageReader.open_stream(plain)
-        first, second = messages.read_next_message(), messages.read_next_message()
-        if (first.type, second.type) != ("schema", "record batch") or _has_compression(second.metadata.to_pybytes()):
-            raise ValueError("it is not a plain record batch")
-        found = pa.ipc.read_schema(first)
-        if any(
-            found.field(field.name).type != field.type
-            for field in schema
-            if field.name != KEY_MATERIAL or KEY_MATERIAL in found.names
-        ):
-            raise ValueError("its columns have other types")
-        batch = pa.ipc.read_record_batch(second, found)
-        if batch.num_rows == page.rows:
-            batch.column("path").validate(full=True)
-            return batch
-    except (pa.ArrowException, KeyError, OSError, StopIteration, ValueError, struct.error) as error:
-        raise FormatError(f"{where} is not a table of entries: {error}") from None
-    raise IntegrityError(f"{where} has a page of {batch.num_rows} entries, not {page.rows} as its index says")
-
-
-def _page_table(batch: Any, where: str) -> Any:
-    import pyarrow as pa
-
-    schema = entry_schema()
-    try:
-        table = pa.Table.from_batches([batch])
-        if KEY_MATERIAL not in table.column_names:
-            field = schema.field(KEY_MATERIAL)
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        table = table.select(schema.names)
-        table.validate(full=True)
-        if empty := [field.name for field in schema if not field.nullable and table.column(field.name).null_count]:
-            raise ValueError(f"its column {empty[0]!r} lacks values")
-        return _checked(pa.Table.from_arrays(table.columns, schema=schema))
-    except (pa.ArrowException, KeyError, ValueError) as error:
-        raise FormatError(f"{where} is not a table of entries: {error}") from None
-
-
-def _has_compression(metadata: bytes) -> bool:
-    """Return whether the metadata of a record batch (a flatbuffer) declares compressed buffers.
-
-    Arrow would allocate whatever size such buffers declare.
-    """
-
-    def field(table: int, number: int) -> int:
-        """Return the offset of a field of the table; 0 without the field."""
-        vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
-        at = 4 + 2 * number
-        size, offset = struct.unpack_from("<H", metadata, vtable)[0], 0
-        if at < size:
-            offset = struct.unpack_from("<H", metadata, vtable + at)[0]
-        return table + offset if offset else 0
-
-    def table_at(at: int) -> int:
-        return at + int(struct.unpack_from("<I", metadata, at)[0])
-
-    batch = field(table_at(0), 2)  # Message.header
-    return batch == 0 or field(table_at(batch), 3) != 0  # RecordBatch.compression
-
-
-def _checked(table: Any) -> Any:
-    """Return the table. Raises ValueError if a number is out of its bounds."""
-    for name, most in NUMBERS.items():
-        numbers = [number for chunk in table.column(name).chunks for number in ends(chunk)]
-        if numbers and not 0 <= min(numbers) <= max(numbers) <= most:
-            raise ValueError(f"a {name} is from 0 to {most}, not from {min(numbers)} to {max(numbers)}")
-    return table
-
-
-def decode_entries(table: Any, where: str) -> list[FileEntry]:
-    """Return the entries of a decoded table."""
-    import pyarrow as pa
-
-    if not table.num_rows:
-        return []
-    known: dict[Any, Any] = {}  # shares equal texts: most columns repeat one value
-    columns = [
-        [known.setdefault(v, v) for v in c.to_pylist()] if c.type == pa.string() else c.to_pylist()
-        for c in table.columns
-    ]
-    try:
-        for i in NAMES:
-            names = [name.decode("utf-8", "surrogateescape") for name in columns[i]]
-            columns[i] = [known.setdefault(name, name) for name in names]
-    except AttributeError:
-        raise FormatError(f"{where} has an entry without a name") from None
-    for name in ("column_keys", KEY_MATERIAL):
-        i = FileEntry._fields.index(name)
-        columns[i] = [None if value is None else tuple(value) for value in columns[i]]
-    return [FileEntry(*row) for row in zip(*columns, strict=True)]
-
-
-def chunks(entries: Iterable[FileEntry]) -> Iterator[list[FileEntry]]:
-    """Split entries into parts of one manifest each. Raises PolicyError for an entry that is too large."""
-    chunk: list[FileEntry] = []
-    nbytes = 0
-    for entry in entries:
-        size = ENTRY_NBYTES + len(entry.path) + len(entry.file) + len(entry.source) + len(entry.wrapped_dek)
-        if entry.column_keys:
-            size += sum(len(key["column"]) + len(key["wrapped_dek"]) for key in entry.column_keys)
-        for one in entry.key_material or ():
-            size += len(one["column"]) + len(one["wrapping_key_id"]) + len(one["wrapped_dek"])
-        if size > TABLE_NBYTES // 2:
-            raise PolicyError(f"the keys of {entry.path!r} have {size} bytes: group its columns under fewer keys")
-        if chunk and (len(chunk) == MANIFEST_ENTRIES or nbytes + size > MANIFEST_NBYTES):
-            yield chunk
-            chunk, nbytes = [], 0
-        chunk.append(entry)
-        nbytes += size
-    if chunk:
-        yield chunk
-
-
-def seal_table(data: bytes, dek: bytes, dataset_id: str, path: str) -> bytes:
-    """Encrypt a table to an AGS1 stream that is bound to its dataset and path."""
-    return AgsCodec(dek, aad_prefix=binding(dataset_id, "table", path), block_size=BLOCK_NBYTES, threads=1).encrypt(
-        data
-    )
-
-
-def open_pages(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Pages:
-    """Read a table whole. Its pages are decoded when lookups need them."""
-    plain = memoryview(_read_whole(store, dataset_id, ref, envelope))
-    return Pages(lambda at, size: bytes(plain[at : at + size]), len(plain), ref)
-
-
-def open_table(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> Any:
-    """Read a table as an Arrow table. Raises IntegrityError if it is missing or changed."""
-    return decode_table(_read_whole(store, dataset_id, ref, envelope), ref.path, ref.entries)
-
-
-def find_rows(
-    store: Store,
-    dataset_id: str,
-    ref: TableRef,
-    envelope: Envelope,
-    paths: Collection[bytes],
-    folders: Collection[bytes] = (),
-) -> Any:
-    """Find rows of a manifest, as an Arrow table: those with given paths, and the first row in each given folder.
-
-    Of a large table, only the index and the pages that may hold the rows are read.
+class SortedTables(Generic[Row]):
+    """The tables of one dataset that have one kind of rows: a subclass says which. Threads may share it.
 
     Args:
         store: The folder of the dataset.
         dataset_id: The id of the dataset.
-        ref: The reference to the manifest.
-        envelope: The keys that open it.
-        paths: Paths, as tables store them.
-        folders: Paths of folders, with a "/" at the end.
-
-    Raises:
-        IntegrityError: The manifest is missing or changed.
     """
-    import pyarrow as pa
 
-    if ref.length <= WHOLE_NBYTES:
-        return open_pages(store, dataset_id, ref, envelope).take(paths, folders)
-    dek = _dek(dataset_id, ref, envelope)
-    source: Any = None
-    try:
-        source = store.open_seekable(ref.path)
-        with AgsReader(
-            source,
-            dek,
-            length=ref.length,
-            aad_prefix=binding(dataset_id, "table", ref.path),
-            block_size=BLOCK_NBYTES,
-            threads=1,
-        ) as reader:
-            return Pages(reader.read_at, reader.length, ref).take(paths, folders)
-    except FileNotFoundError:
-        raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
-    except NotAFileError:
-        raise IntegrityError(
-            f"{ref.path} is not a regular file, but a version or plan of the dataset names it"
-        ) from None
-    except (IntegrityError, FormatError, pa.ArrowException) as error:
-        raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
-    finally:
-        if hasattr(source, "close"):
-            source.close()
+    def __init__(self, store: Store, dataset_id: str) -> None:
+        self._store = store
+        self._dataset_id = dataset_id
+        self._parts = _Parts()  # pages by where they begin; at -1 the directory, at -2 the whole table, at -3 counts
 
+    def name(self, row: Row) -> bytes:
+        """Return the name of a row, by which rows are sorted."""
+        raise NotImplementedError
 
-class Pages:
-    """The pages of a table, decoded as a lookup needs them."""
+    def place(self, page: Sequence[Row], name: bytes) -> int:
+        """Return where the first row of a page is whose name is not before this one."""
+        return bisect_left(page, name, key=self.name)
 
-    def __init__(self, read: Read, length: int, ref: TableRef) -> None:
-        self._read = read
-        self._where = ref.path
-        self._pages, at = _index(read, length, ref.path, ref.entries)
-        self._offsets = list(accumulate((page.packed for page in self._pages), initial=at))
-        self._firsts = [page.first for page in self._pages]
-        self._batches: dict[int, tuple[Any, list[bytes]]] = {}
-        self._tables: dict[int, Any] = {}  # pages with checked values, in the buffers of the batches
-        self.nbytes = sum(page.plain for page in self._pages)  # after decoding of all pages
+    def encoded(self, rows: Sequence[Row]) -> bytes:
+        """Return rows in columns."""
+        raise NotImplementedError
 
-    def _names(self, i: int) -> list[bytes]:
-        """Return the paths of a page."""
-        if i not in self._batches:
-            page = self._pages[i]
-            batch = _page_batch(self._read(self._offsets[i], page.packed), page, self._where)
-            self._batches[i] = batch, batch.column("path").to_pylist()
-        return self._batches[i][1]
+    def decoded(self, data: bytes) -> Sequence[Row]:
+        """Return the rows that `encoded` has put in columns. ValueError, IndexError: there are none."""
+        raise NotImplementedError
 
-    def find(self, name: bytes) -> tuple[int, int] | None:
-        """The page and the row of the first path that is not before `name`; None if all are before it."""
-        # Pages that begin with one long prefix look alike: the search begins before them.
-        for i in range(max(0, bisect_left(self._firsts, bound(name)) - 1), len(self._pages)):
-            names = self._names(i)
-            if (row := bisect_left(names, name)) < len(names):
-                return i, row
+    def about(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return more fields of `Table` for a table with these rows."""
+        return {}
+
+    def rows(self, table: Table, envelope: Envelope) -> list[Row]:
+        """Return all rows of a table. FileNotFoundError: its object is missing."""
+        _, pages = (self._whole if table.rows <= WHOLE_ROWS else self._read_whole)(table, envelope)
+        return [row for page in pages for row in page]
+
+    def write(self, rows: Iterable[Row], job_id: str, key_id: str, envelope: Envelope) -> list[Table]:
+        """Store rows as new tables of a job, and return the references."""
+        ordered = sorted(rows, key=self.name)
+        return [
+            self._write(ordered[at : at + TABLE_ROWS], job_id, key_id, envelope)
+            for at in range(0, len(ordered), TABLE_ROWS)
+        ]
+
+    # ---- one table
+
+    def _write(self, rows: Sequence[Row], job_id: str, key_id: str, envelope: Envelope) -> Table:
+        cut = [page for at in range(0, len(rows), PAGE_ROWS) for page in self._pages(rows[at : at + PAGE_ROWS])]
+        pages = [(self.name(page[0]), data) for page, data in cut]
+        about = self.about(rows)
+        ends = {"first": pages[0][0], "last": self.name(rows[-1])}
+        table = self._store_pages(pages, about.pop("keys", {}), job_id, key_id, envelope)
+        table = msgspec.structs.replace(table, rows=len(rows), **ends, **about)
+        if len(rows) <= WHOLE_ROWS:  # the next commit may merge them
+            whole = _directory_of(pages), [page for page, _ in cut]
+            self._parts.get((table.path, -2), len(rows), lambda: whole)
+        return table
+
+    def _pages(self, rows: Sequence[Row]) -> list[tuple[Sequence[Row], bytes]]:
+        """Return rows as one page, or as several if one would be too long: each with what is written."""
+        try:
+            return [(rows, self.encoded(rows))]
+        except LongPageError:
+            half = len(rows) // 2
+            return self._pages(rows[:half]) + self._pages(rows[half:])
+
+    def _store_pages(
+        self, pages: Sequence[tuple[bytes, bytes]], keys: dict[str, int], job_id: str, key_id: str, envelope: Envelope
+    ) -> Table:
+        """Store a table of pages, each with its first name, and of counts. The caller says more of its rows."""
+        data = bytearray().join(page for _, page in pages)
+        many = len(keys) > COUNTS
+        data += zlib.compress(msgspec.msgpack.encode(keys), 1) if many else b""
+        begin = len(data)
+        data += msgspec.msgpack.encode(_directory_of(pages))
+        path, key = table_path(job_id), secrets.token_bytes(32)
+        wrapped = envelope.wrap(key_id, key, binding(self._dataset_id, "table", path))
+        self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(data))
+        return Table(path, len(data), begin, 1, b"", b"", 0, key_id, wrapped, None if many else keys)
+
+    def _read(self, table: Table, envelope: Envelope, begin: int, size: int) -> bytes:
+        key = envelope.unwrap(table.key_id, table.wrapped, binding(self._dataset_id, "table", table.path))
+        length = encrypted_length(table.length, BLOCK_NBYTES)
+        source = self._store.open_seekable(table.path)
+        try:
+            with AgsReader(source, key, length=length, block_size=BLOCK_NBYTES) as reader:
+                return reader.read_at(begin, size)
+        except NotAFileError:
+            raise IntegrityError(f"{table.path} is not a regular file, but the dataset names it") from None
+        except (FormatError, IntegrityError) as error:
+            raise IntegrityError(f"the table {table.path} is not what was written: {error}") from None
+
+    def _rows_at(self, table: Table, names: Sequence[bytes], envelope: Envelope) -> Iterator[Row]:
+        directory = self._directory(table, envelope)
+        wanted: dict[int, set[bytes]] = {}
+        for name in names:
+            wanted.setdefault(_page_of(directory, name), set()).add(name)
+        for at, some in wanted.items():
+            page = self._page(table, envelope, directory, at)
+            for name in some:
+                place = self.place(page, name)
+                if place < len(page) and self.name(page[place]) == name:
+                    yield page[place]
+
+    def at_or_after(self, table: Table, name: bytes, envelope: Envelope) -> Row | None:
+        """Return the first row whose name is not before this one."""
+        directory = self._directory(table, envelope)
+        at = _page_of(directory, name)
+        for number in range(at, min(at + 2, len(directory))):
+            page = self._page(table, envelope, directory, number)
+            if (row := self.place(page, name)) < len(page):
+                return page[row]
         return None
 
-    def table(self) -> Any:
-        """Return all rows as an Arrow table."""
-        import pyarrow as pa
+    def _directory(self, table: Table, envelope: Envelope) -> Directory:
+        def read() -> Directory:
+            return _directory(table, self._read(table, envelope, table.directory, table.length - table.directory))
 
-        pages = enumerate(self._pages)
-        decoded = [_decode_page(self._read(self._offsets[i], page.packed), page, self._where) for i, page in pages]
-        return _bounded(pa.concat_tables(decoded).combine_chunks(), self._where)
+        if table.rows <= WHOLE_ROWS:
+            return self._whole(table, envelope)[0]
+        return self._parts.get((table.path, -1), 1, read)
 
-    def take(self, paths: Collection[bytes], folders: Collection[bytes]) -> Any:
-        """Return the rows with these paths, and the first row in each of these folders."""
-        found: dict[int, set[int]] = {}
-        for wanted, matches in ((sorted(paths), bytes.__eq__), (sorted(folders), bytes.startswith)):
-            for name in wanted:
-                if (place := self.find(name)) and matches(self._names(place[0])[place[1]], name):
-                    found.setdefault(place[0], set()).add(place[1])
-        return self._rows({i: sorted(rows) for i, rows in found.items()})
+    def _page(self, table: Table, envelope: Envelope, directory: Directory, at: int) -> Sequence[Row]:
+        def read() -> Sequence[Row]:
+            return self._unpacked(self._read(table, envelope, begin, length), table.path)
 
-    def in_folder(self, folder: bytes, deep: bool) -> tuple[set[bytes], Any]:
+        if table.rows <= WHOLE_ROWS:
+            return self._whole(table, envelope)[1][at]
+        _, begin, length = directory[at]
+        return self._parts.get((table.path, begin), PAGE_ROWS, read)
+
+    def _whole(self, table: Table, envelope: Envelope) -> tuple[Directory, list[Sequence[Row]]]:
+        return self._parts.get((table.path, -2), table.rows, lambda: self._read_whole(table, envelope))
+
+    def _read_whole(self, table: Table, envelope: Envelope) -> tuple[Directory, list[Sequence[Row]]]:
+        """Return the directory of a table, and the rows of each page."""
+        data = self._read(table, envelope, 0, table.length)
+        directory = _directory(table, data[table.directory :])
+        pages = [self._unpacked(data[at : at + length], table.path) for _, at, length in directory]
+        if (rows := sum(map(len, pages))) != table.rows:
+            raise FormatError(f"the table {table.path} has {rows} rows, not {table.rows}")
+        return directory, pages
+
+    def _unpacked(self, data: bytes, path: str) -> Sequence[Row]:
+        """Return the rows of a page. FormatError: it is none."""
+        return _parsed(self.decoded, data, path)
+
+
+class Tables(SortedTables[FileEntry]):
+    """The tables of the files of one dataset, by path."""
+
+    def name(self, row: FileEntry) -> bytes:
+        """See `SortedTables.name`."""
+        return path_bytes(row.path)
+
+    def place(self, page: Sequence[FileEntry], name: bytes) -> int:
+        """See `SortedTables.place`."""
+        return bisect_left(page.paths, name) if isinstance(page, Rows) else super().place(page, name)
+
+    def encoded(self, rows: Sequence[FileEntry]) -> bytes:
+        """See `SortedTables.encoded`."""
+        check_rows(rows)
+        return encoded(rows)
+
+    def decoded(self, data: bytes) -> Sequence[FileEntry]:
+        """See `SortedTables.decoded`."""
+        return decoded(data)
+
+    def about(self, rows: Sequence[FileEntry]) -> dict[str, Any]:
+        """See `SortedTables.about`."""
+        return {
+            "nbytes": sum(row.plain_length for row in rows),
+            "keys": dict(wrapped_by(rows)),
+            "material": any(row.key_material is not None for row in rows),
+        }
+
+    def counted(self, tables: Iterable[Table], envelope: Envelope) -> Counter[str]:
+        """Count the data keys of files that each KEK wraps in these tables. FileNotFoundError: one is missing."""
+        counts: Counter[str] = Counter()
+        for table in tables:
+            counts.update(self._counts(table, envelope) if table.keys is None else table.keys)
+        return counts
+
+    def _counts(self, table: Table, envelope: Envelope) -> dict[str, int]:
+        def read() -> dict[str, int]:
+            _, last, length = self._directory(table, envelope)[-1]
+            data = self._read(table, envelope, last + length, table.directory - last - length)
+            return _parsed(lambda data: msgspec.msgpack.decode(inflated(data), type=dict[str, Count]), data, table.path)
+
+        return self._parts.get((table.path, -3), 1, read)
+
+    def find(
+        self, tables: Iterable[Table], paths: Collection[str], envelope: Envelope
+    ) -> dict[str, tuple[Table, FileEntry]]:
+        """Return the rows at these paths, and the table that has each. A path without a row is left out."""
+        found: dict[str, tuple[Table, FileEntry]] = {}
+        names = sorted(map(path_bytes, paths))
+        for table in tables:
+            if inside := [name for name in names if table.first <= name <= table.last]:
+                found |= {row.path: (table, row) for row in self._rows_at(table, inside, envelope)}
+        return found
+
+    def below(
+        self, tables: Iterable[Table], folders: Collection[str], envelope: Envelope
+    ) -> dict[str, tuple[Table, FileEntry]]:
+        """Return one row below each of these folders that has one, by the row's path."""
+        found: dict[str, tuple[Table, FileEntry]] = {}
+        for table in tables:
+            for begin in sorted(path_bytes(f"{folder}/") for folder in folders):
+                if begin <= table.last and table.first[: len(begin)] <= begin:
+                    row = self.at_or_after(table, begin, envelope)
+                    if row is not None and path_bytes(row.path).startswith(begin):
+                        found[row.path] = table, row
+        return found
+
+    def list_folder(
+        self, tables: Iterable[Table], folder: str, deep: bool, envelope: Envelope
+    ) -> tuple[set[str], list[FileEntry]]:
         """Return the names of the folders in a folder, and the rows of the files in the folder.
 
         Args:
-            folder: The path of the folder, with a "/" at the end; empty: the whole table.
+            tables: The tables.
+            folder: The path of the folder; "": all.
             deep: Return the rows of all files below the folder, and no names of folders.
+            envelope: The KEKs.
         """
-        inner: set[bytes] = set()
-        found: dict[int, list[int]] = {}
-        name = folder
-        while place := self.find(name):
-            i, row = place
-            path = self._names(i)[row]
-            if not path.startswith(folder):
-                break
-            end = -1 if deep else path.find(b"/", len(folder))
-            if end >= 0:
-                inner.add(path[len(folder) : end])
-                name = path[:end] + b"0"  # the byte after "/": behind all that is in the inner folder
-                continue
-            rows = self._run(i, row, folder, deep)
-            found.setdefault(i, []).extend(rows)
-            name = self._names(i)[rows[-1]] + b"\0"
-        return inner, self._rows(found)
+        begin = path_bytes(f"{folder}/") if folder else b""
+        folders: set[bytes] = set()
+        found: list[FileEntry] = []
+        for table in tables:
+            if begin <= table.last and table.first[: len(begin)] <= begin:
+                self._list_folder(table, begin, deep, envelope, folders, found)
+        return {text_of(name) for name in folders}, found
 
-    def _run(self, i: int, row: int, folder: bytes, deep: bool) -> range:
-        """Return the rows of a page, from `row` on, that are files of a folder."""
-        names, skip = self._names(i), len(folder)
-        for end in range(row, len(names)):
-            if not names[end].startswith(folder) or not (deep or names[end].find(b"/", skip) < 0):
-                return range(row, end)
-        return range(row, len(names))
+    def _list_folder(
+        self, table: Table, begin: bytes, deep: bool, envelope: Envelope, folders: set[bytes], found: list[FileEntry]
+    ) -> None:
+        directory = self._directory(table, envelope)
+        at, skip = _page_of(directory, begin), begin
+        while at < len(directory):
+            page = self._page(table, envelope, directory, at)
+            for row in [*page][self.place(page, skip) :]:
+                path = path_bytes(row.path)
+                if not path.startswith(begin):
+                    return
+                end = -1 if deep else path.find(b"/", len(begin))
+                if end < 0:
+                    found.append(row)
+                elif path >= skip:
+                    folders.add(path[len(begin) : end])
+                    skip = path[:end] + b"0"  # the byte after "/": behind all that is in the inner folder
+            at = max(at + 1, _page_of(directory, skip))
 
-    def _rows(self, found: Mapping[int, Sequence[int]]) -> Any:
-        """Return some rows, by page and in ascending order, as an Arrow table."""
-        import pyarrow as pa
+    def with_wraps(
+        self,
+        table: Table,
+        moves: Mapping[str, str],
+        rewrap: Rewrap,
+        job_id: str,
+        key_id: str,
+        envelope: Envelope,
+        progress: Callable[[int], object] = lambda rows: None,
+    ) -> Table:
+        """Store a copy of a table with the data keys of some KEKs wrapped by others. No row is made of its columns.
 
-        if not found:
-            return _no_rows()
-        parts = []
-        for i, rows in found.items():
-            page = self._checked_page(i)
-            run = rows[-1] - rows[0] + 1 == len(rows)
-            parts.append(page.slice(rows[0], len(rows)) if run else page.take(arrow_array(rows, pa.int64())))
-        return _bounded(pa.concat_tables(parts) if len(parts) > 1 else parts[0], self._where)
+        Args:
+            table: The table.
+            moves: {KEK: the KEK that takes its place}.
+            rewrap: Wraps data keys again.
+            job_id: The job that writes the copy.
+            key_id: The KEK that wraps the copy's data key.
+            envelope: Has that KEK, and that of the table.
+            progress: Gets how many rows were done since the call before.
+        """
+        data = self._read(table, envelope, 0, table.length)
+        pages = []
+        for first, begin, length in _directory(table, data[table.directory :]):
+            page, names = _parsed(lambda data: columns_of(data, Names), data[begin : begin + length], table.path)
+            pages.append((first, with_wraps(page, names, moves, rewrap, self._dataset_id)))
+            progress(len(names.file))
+        counts: Counter[str] = Counter()
+        for old, count in self.counted([table], envelope).items():
+            counts[moves.get(old, old)] += count
+        made = self._store_pages(pages, dict(counts), job_id, key_id, envelope)
+        return msgspec.structs.replace(
+            table,
+            **{name: getattr(made, name) for name in ("path", "length", "directory", "key_id", "wrapped", "keys")},
+        )
 
-    def _checked_page(self, i: int) -> Any:
-        """Return a page as an Arrow table. Its values are checked once."""
-        if i not in self._tables:
-            self._names(i)
-            self._tables[i] = _page_table(self._batches[i][0], self._where)
-        return self._tables[i]
+    def replaced(
+        self,
+        tables: Sequence[Table],
+        gone: Mapping[str, Table],
+        add: Sequence[FileEntry],
+        job_id: str,
+        key_id: str,
+        envelope: Envelope,
+    ) -> tuple[Table, ...]:
+        """Return tables without some rows and with others. What need not be written again stays.
+
+        Args:
+            tables: The tables before.
+            gone: The paths to take out, and the table that has each.
+            add: New rows.
+            job_id: The job that writes new tables.
+            key_id: The KEK that wraps their data keys.
+            envelope: Has that KEK, and those of the tables.
+        """
+        touched = written_again(tables, {table.path for table in gone.values()}, len(add))
+        rows = [row for table in tables if table.path in touched for row in self.rows(table, envelope)]
+        kept = [row for row in rows if row.path not in gone]
+        left = [table for table in tables if table.path not in touched]
+        return (*left, *self.write([*kept, *add], job_id, key_id, envelope))
 
 
-def _dek(dataset_id: str, ref: TableRef, envelope: Envelope) -> bytes:
-    check_path(ref.path)
-    if ref.length > TABLE_NBYTES:
-        raise FormatError(f"{ref.path} would have {ref.length} bytes, and the limit of a table is {TABLE_NBYTES}")
-    return envelope.unwrap(ref.key_id, ref.wrapped_key, binding(dataset_id, "dek", ref.path))
+def written_again(tables: Sequence[Table], touched: Collection[str], count: int) -> set[str]:
+    """Return the paths of the tables whose rows a change writes again: those that it touches, and small ones.
+
+    Args:
+        tables: The tables before.
+        touched: The paths of the tables that lose rows.
+        count: How many rows are new.
+    """
+    again, adds = set(touched), count > 0
+    count += sum(table.rows for table in tables if table.path in again)
+    for table in sorted(tables, key=lambda table: table.rows):
+        if table.path not in again and adds and table.rows < RATIO * count and table.rows < TABLE_ROWS // 2:
+            again.add(table.path)
+            count += table.rows
+    return again
 
 
-def _read_whole(store: Store, dataset_id: str, ref: TableRef, envelope: Envelope) -> bytes:
-    """Return the plaintext of a table."""
-    dek = _dek(dataset_id, ref, envelope)
+def _parsed(parse: Callable[[bytes], Part], data: bytes, path: str) -> Part:
+    """Parse a part of a table. FormatError: it is malformed."""
     try:
-        data = store.read_small(ref.path, ref.length)
-    except FileNotFoundError:
-        raise IntegrityError(f"{ref.path} is missing, but a version or plan of the dataset names it") from None
-    except NotAFileError:
-        raise IntegrityError(
-            f"{ref.path} is not a regular file, but a version or plan of the dataset names it"
-        ) from None
-    except FormatError as error:  # the object is longer
-        raise IntegrityError(str(error)) from None
-    if len(data) != ref.length:
-        raise IntegrityError(f"{ref.path} has {len(data)} bytes, its version says {ref.length}")
-    prefix = binding(dataset_id, "table", ref.path)
+        return parse(data)
+    except (zlib.error, msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
+        raise FormatError(f"the table {path} is malformed: {error}") from None
+
+
+def _directory_of(pages: Iterable[tuple[bytes, bytes]]) -> Directory:
+    """Return the directory of pages, each with its first name."""
+    directory, begin = [], 0
+    for first, page in pages:
+        directory.append((first, begin, len(page)))
+        begin += len(page)
+    return directory
+
+
+def _directory(table: Table, data: bytes) -> Directory:
+    """Parse the directory of a table."""
     try:
-        with AgsReader(data, dek, length=ref.length, aad_prefix=prefix, block_size=BLOCK_NBYTES, threads=1) as reader:
-            return reader.read()
-    except (IntegrityError, FormatError) as error:
-        raise IntegrityError(f"{ref.path} is not what was written: {error}") from None
+        pages = msgspec.msgpack.decode(data, type=Directory)
+    except msgspec.DecodeError as error:
+        raise FormatError(f"the table {table.path} is malformed: {error}") from None
+    ends = [0, *(begin + length for _, begin, length in pages)]
+    counts = table.directory - ends[-1]
+    if ends[:-1] != [begin for _, begin, _ in pages] or (counts > 0) != (table.keys is None) or counts < 0 or not pages:
+        raise FormatError(f"the table {table.path} is malformed: its pages do not follow each other")
+    return pages
+
+
+def _page_of(directory: Directory, name: bytes) -> int:
+    """Return the number of the page that has a path, if any has."""
+    return max(0, bisect_right([first for first, _, _ in directory], name) - 1)
+
+
+def rewrapped(table: Table, key_id: str, envelope: Envelope, dataset_id: str) -> Table:
+    """Return the reference of a table with its data key under another KEK. The table itself stays."""
+    bound = binding(dataset_id, "table", table.path)
+    wrapped = envelope.wrap(key_id, envelope.unwrap(table.key_id, table.wrapped, bound), bound)
+    return msgspec.structs.replace(table, key_id=key_id, wrapped=wrapped)
+
+
+def check_unique(tables: Sequence[Table]) -> None:
+    """Raise IntegrityError if a table is named twice."""
+    if len({table.path for table in tables}) != len(tables):
+        raise IntegrityError("an entry of the log names a table twice")

@@ -49,12 +49,8 @@ def targets(
         found = [path for path in found if not fs.isdir(path)]
     if not found:
         return []
-    if not one:
-        inside = False
-    elif has_magic(path1) and not fs.exists(path1):
-        inside = len(found) == 1
-    else:
-        inside = into and not path1.endswith("/")
+    pattern = one and has_magic(path1) and not fs.exists(path1)
+    inside = len(found) == 1 if pattern else one and into and not path1.endswith("/")
     made = other_paths([f"/{path}" for path in found], path2, exists=inside, flatten=not one)
     return [pair for pair in zip(found, made, strict=True) if not fs.isdir(pair[0])]
 

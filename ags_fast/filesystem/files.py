@@ -6,7 +6,7 @@ import errno
 import os
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import has_magic
@@ -15,20 +15,24 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import isfilelike
 
 from ags_fast.dataset.names import check_path
+from ags_fast.errors import ExpiredError
 from ags_fast.filesystem.copying import targets
 from ags_fast.filesystem.place import Handle, plain_arguments
-from ags_fast.filesystem.reading import AgsFile, in_parallel, info_of, read_range, read_ranges
+from ags_fast.filesystem.reading import AgsFile, info_of, read_ranges
 from ags_fast.fs import NewFile, local_path
+from ags_fast.keys.envelope import in_threads
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ags_fast.dataset.dataset import Dataset, DatasetFile
 
 __all__ = ["DatasetFiles"]
 
+REQUESTS = 16  # that run at once on an object store
 CHUNK_NBYTES = 4 << 20  # of plaintext that is copied at a time
+Answer = TypeVar("Answer")
 
 
 class _ByProperties(type(AbstractFileSystem)):  # type: ignore[misc]
@@ -66,6 +70,14 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
         """An id of the dataset, which is the same in every process."""
         return f"ags_{self.dataset.id}"
 
+    def _ask(self, question: Callable[[Dataset], Answer]) -> Answer:
+        """Ask the dataset. If its version was expired meanwhile, go to the newest one, unless it stays for good."""
+        try:
+            return question(self.dataset)
+        except ExpiredError:
+            self.invalidate_cache()
+            return question(self.dataset)
+
     def invalidate_cache(self, path: str | None = None) -> None:
         """Go to the newest version with the next call, in a transaction with the first call after its end."""
         self._handle.renew()
@@ -87,7 +99,7 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
         if refresh:
             self.invalidate_cache()
         path = self._strip_protocol(path)
-        folders, files = self.dataset.list_folder(path)
+        folders, files = self._ask(lambda dataset: dataset.list_folder(path))
         if path and not folders and not files:
             files = [self._find(path)]
         above = f"{path}/" if path else ""
@@ -107,23 +119,37 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
             FileNotFoundError: Nothing is there.
         """
         path = self._strip_protocol(path)
-        dataset = self.dataset
-        file = dataset.find(path) if path else None
-        if file is not None:
-            return info_of(file)
-        if not path or dataset.has_folder(path):
-            return _folder(path)
-        raise _not_found(path)
+        file = self._look(path)
+        return _folder(path) if file is None else info_of(file)
+
+    def _look(self, path: str) -> DatasetFile | None:
+        """Return the file at a path; None: there is a folder."""
+
+        def look(dataset: Dataset) -> DatasetFile | None:
+            file = dataset.find(path) if path else None
+            if file is None and path and not dataset.has_folder(path):
+                raise _not_found(path)
+            return file
+
+        return self._ask(look)
 
     def _find(self, path: str) -> DatasetFile:
         """Return the file at a path."""
-        dataset = self.dataset
-        file = dataset.find(path) if path else None
-        if file is not None:
-            return file
-        if not path or dataset.has_folder(path):
+        file = self._look(path)
+        if file is None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        raise _not_found(path)
+        return file
+
+    def walk(self, path: str, *args: Any, on_error: Any = "omit", **kwargs: Any) -> Iterator[Any]:
+        """Yield the folders below a folder, with what is in each: see fsspec. ExpiredError is never omitted."""
+
+        def failed(error: OSError) -> None:
+            if on_error == "raise" or isinstance(error, ExpiredError):
+                raise error
+            if callable(on_error):
+                on_error(error)
+
+        yield from super().walk(path, *args, on_error=failed, **kwargs)
 
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **kwargs: Any
@@ -140,13 +166,13 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
         if maxdepth is not None:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail)
         path = self._strip_protocol(path)
-        dataset = self.dataset
-        found = {file.path: info_of(file) for file in dataset.list_folder(path, deep=True)[1]}
+        _, files = self._ask(lambda dataset: dataset.list_folder(path, deep=True))
+        found = {file.path: info_of(file) for file in files}
         if withdirs:
             above = len(path)
             for name in list(found):
                 found |= {name[:at]: _folder(name[:at]) for at, c in enumerate(name) if c == "/" and at >= above}
-        if not found and path and (file := dataset.find(path)) is not None:
+        if not found and path and (file := self._ask(lambda dataset: dataset.find(path))) is not None:
             found = {path: info_of(file)}
         return {name: found[name] for name in sorted(found)} if detail else sorted(found)
 
@@ -189,6 +215,8 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
     def _type(self, path: str) -> str | None:
         try:
             return str(self.info(path)["type"])
+        except ExpiredError:
+            raise
         except FileNotFoundError:
             return None
 
@@ -217,7 +245,7 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
     def _raw(self, path: str) -> io.RawIOBase:
         """Open a file for reading."""
         try:
-            return self.dataset.open_file(path, missing=self._missing, threads=self._threads)
+            return self._ask(lambda dataset: dataset.open_file(path, missing=self._missing, threads=self._threads))
         except FileNotFoundError:
             self._find(path)  # raises the right error
             raise
@@ -228,7 +256,7 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         """Return the content of a file, or the part from `start` to `end`, as a slice has them."""
         with self._raw(self._strip_protocol(path)) as raw:
-            return read_range(raw, start, end)
+            return read_ranges(raw, [(start, end)])[0]
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: Any) -> Any:
         """Return the content of files: see fsspec. On an object store several are read at the same time."""
@@ -286,10 +314,8 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
                     raise
                 return error
 
-        return in_parallel(tried, items, self._is_local())
-
-    def _is_local(self) -> bool:
-        return local_path(self._handle.place.url) is not None
+        local = local_path(self._handle.place.url) is not None
+        return in_threads(tried, items, 1 if local or len(items) < 2 else min(REQUESTS, len(items)))
 
     def get(
         self,

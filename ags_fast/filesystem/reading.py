@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import io
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._cursor import Turns
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fsspec.spec import AbstractFileSystem
 
     from ags_fast._types import Buffer
     from ags_fast.dataset.dataset import DatasetFile
 
-
-__all__ = ["AgsFile", "in_parallel", "info_of", "read_range", "read_ranges"]
+__all__ = ["AgsFile", "info_of", "read_ranges"]
 
 BUFFER_NBYTES = 64 << 10  # of lines; larger reads go past the buffer
-REQUESTS = 16  # that run at once on an object store
 
 
 class AgsFile(io.BufferedReader):
@@ -65,15 +62,12 @@ class AgsFile(io.BufferedReader):
         """The position, in bytes from the beginning."""
         return self.tell()
 
-    @property
-    def details(self) -> dict[str, Any]:
-        """What `info` of the file system returns."""
+    def info(self) -> dict[str, Any]:
+        """Return what `info` of the file system returns."""
         info: dict[str, Any] = self.fs.info(self.path)
         return info
 
-    def info(self) -> dict[str, Any]:
-        """Return what `info` of the file system returns."""
-        return self.details
+    details = property(info)
 
     # ---- each thread reads where it has sought
 
@@ -191,13 +185,6 @@ def info_of(file: DatasetFile) -> dict[str, Any]:
     return info
 
 
-def read_range(raw: Any, start: int | None, end: int | None) -> bytes:
-    """Return a part of an open file. `start` and `end` are those of a slice."""
-    begin, stop, _ = slice(start, end).indices(raw.seek(0, os.SEEK_END))
-    data: bytes = raw.read_at(begin, max(0, stop - begin))
-    return data
-
-
 def read_ranges(raw: Any, ranges: Sequence[tuple[int | None, int | None]]) -> list[bytes]:
     """Return parts of an open file. The storage gets the requests for all of them at once."""
     size = raw.seek(0, os.SEEK_END)
@@ -205,12 +192,3 @@ def read_ranges(raw: Any, ranges: Sequence[tuple[int | None, int | None]]) -> li
     sizes = [(begin, max(0, stop - begin)) for begin, stop in wanted]
     found: list[bytes] = raw.read_ranges(sizes)
     return found
-
-
-def in_parallel(work: Callable[[Any], Any], items: Iterable[Any], local: bool) -> list[Any]:
-    """Return what `work` returns for each item. On an object store several requests wait at the same time."""
-    items = list(items)
-    if local or len(items) < 2:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(min(REQUESTS, len(items)), "ags-read") as pool:
-        return list(pool.map(work, items))

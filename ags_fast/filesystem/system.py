@@ -30,10 +30,10 @@ FORMATS = ("auto", "ags1", "parquet")
 class AgsFileSystem(ChangedFiles):
     """The files of an encrypted dataset, as a file system of fsspec (docs/filesystem.md).
 
-    It stays at the version that was the newest when it was first used, until `invalidate_cache` or a change of its own;
-    with `version` for good, and then it is read-only. Each file that is written, and each call of put, pipe, cp, mv or
-    rm, makes one version of the dataset; ``with fs.transaction:`` makes one of all of them. A Parquet file that is
-    encrypted as such is shown as a plaintext Parquet file.
+    It stays at the version that was the newest when it was first used, until `invalidate_cache`, a change of its own,
+    or the end of that version by an expiry; with `version` for good, and then it is read-only. Each file that is
+    written, and each call of put, pipe, cp, mv or rm, makes one version of the dataset; ``with fs.transaction:`` makes
+    one of all of them. A Parquet file that is encrypted as such is shown as a plaintext Parquet file.
 
     Instances hold no key. What fsspec keeps and pickles of them are these arguments.
 

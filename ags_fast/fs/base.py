@@ -155,12 +155,12 @@ class Store:
     def __init__(
         self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, follow: bool = False
     ) -> None:
-        self.url = os.fsdecode(url).rstrip("/")
-        if self.url.endswith(":"):
-            self.url += "//"  # the root of a file system, such as memory://
+        plain = os.fsdecode(url).rstrip("/")
+        self.url = f"{plain}//" if plain.endswith(":") else plain  # the root of a file system, such as memory://
         self._above = self.url if self.url.endswith("/") else f"{self.url}/"
-        self.storage_options = dict(storage_options or {})
-        self.follow = follow
+        self.storage_options, self.follow = dict(storage_options or {}), follow
+        if misplaced := [name for name in self.storage_options if "." in str(name)]:  # file systems would ignore it
+            raise ValueError(f"{misplaced[0]!r} is no option of a file system: give properties of a KMS as kms=")
 
     def __repr__(self) -> str:
         return f"Store({without_password(self.url)!r})"
@@ -191,6 +191,10 @@ class Store:
         Cloud Storage begin there, and a walk skips folders before.
         """
         raise NotImplementedError
+
+    def names(self, folder: str) -> builtins.list[str]:
+        """Return the names of all that is in a folder, of files in the making, too. A missing folder is empty."""
+        return sorted({entry.path[len(folder) :].partition("/")[0] for entry in self.list(folder)})
 
     def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
         """List all files, and what `list` leaves out.

@@ -11,6 +11,7 @@ import fcntl
 import io
 import os
 import stat
+import sys
 
 from ags_fast._core import Descriptor, open_below
 from ags_fast.errors import PolicyError
@@ -218,6 +219,23 @@ def lock(fd: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def rename_new(old: str, new: str, folder: int) -> None:
+    """Rename a file in an open folder. FileExistsError: something has the new name.
+
+    Raises:
+        PolicyError: The system, or the file system, has no such rename.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    rename, flag = (getattr(libc, "renameat2", None), 1) if sys.platform == "linux" else (libc.renameatx_np, 4)
+    if rename is not None and not rename(folder, os.fsencode(old), folder, os.fsencode(new), flag):
+        return
+    if rename is not None and ctypes.get_errno() == errno.EEXIST:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+    raise PolicyError(f"{new!r} cannot be created only if absent: this file system has no hard links and no renameat2")
 
 
 def fsync_folder(fd: int) -> None:

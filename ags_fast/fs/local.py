@@ -7,7 +7,9 @@ import io
 import os
 import stat
 import time
+import warnings
 from contextlib import suppress
+from functools import cache
 
 from ags_fast._core import Descriptor, open_file, read_whole, write_whole
 from ags_fast.errors import FormatError, PolicyError
@@ -27,6 +29,7 @@ __all__ = ["LocalFile", "LocalStore"]
 
 HOLD_ATTEMPTS = 20
 MADE_FOLDERS = 4096  # existing folders that a store remembers
+MOUNTS = "/proc/self/mountinfo"  # of Linux
 PATH_NBYTES = 4095  # of an absolute path: other programs cannot open a longer one
 
 
@@ -99,6 +102,17 @@ class LocalStore(Store):
         """See `Store.list`."""
         return walk(self._root, prefix, None, after)
 
+    def names(self, folder: str) -> builtins.list[str]:
+        """See `Store.names`."""
+        try:
+            fd = self._root.open_to_read(folder.rstrip("/"), LISTED)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        try:
+            return os.listdir(fd)
+        finally:
+            os.close(fd)
+
     def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
         """See `Store.list_all`."""
         left_out: builtins.list[tuple[str, str, str]] = []
@@ -111,6 +125,12 @@ class LocalStore(Store):
     def check_writable(self) -> None:
         """See `Store.check_writable`."""
         self._root.make()
+        if _is_nfs(os.stat(self.url).st_dev):
+            warnings.warn(
+                f"{self.url} is on NFS, where a machine may see what another one has replaced long ago: mount it with "
+                "noac, or write from one machine",
+                stacklevel=2,
+            )
 
     def _sweep(
         self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
@@ -288,3 +308,12 @@ class LocalStore(Store):
                 ):
                     raise OSError("another file has taken its place since it was read")
             os.unlink(name, dir_fd=folder.fd)
+
+
+@cache
+def _is_nfs(device: int) -> bool:
+    """Whether Linux says that a device is an NFS mount."""
+    with suppress(OSError, StopIteration), open(MOUNTS) as mounts:
+        wanted = f" {os.major(device)}:{os.minor(device)} "
+        return next(line for line in mounts if wanted in line).partition(" - ")[2].startswith("nfs")
+    return False

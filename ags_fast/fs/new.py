@@ -8,7 +8,7 @@ import stat
 import time
 
 from ags_fast._core import Descriptor
-from ags_fast.fs.below import A_FOLDER, LISTED, OpenFolder, fsync_folder, lock, lstat, not_a_file
+from ags_fast.fs.below import A_FOLDER, LISTED, OpenFolder, fsync_folder, lock, lstat, not_a_file, rename_new
 from ags_fast.fs.paths import temporary_name
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
@@ -208,9 +208,8 @@ class NewFile:
             os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)  # unlike a rename, it never replaces
         except FileExistsError:
             raise
-        except OSError:  # a file system without hard links: claim the name with an empty file, then replace that
-            os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder))
-            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:  # a file system without hard links
+            rename_new(temporary, name, folder)
         else:
             os.unlink(temporary, dir_fd=folder)
 

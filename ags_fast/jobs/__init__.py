@@ -12,29 +12,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ags_fast.audit.auditing import audit, key_status
     from ags_fast.dataset.policy import Policy
-    from ags_fast.jobs.auditing import audit, key_status
-    from ags_fast.jobs.compaction import compact
+    from ags_fast.jobs.arguments import Reach
     from ags_fast.jobs.decryption import decrypt_files
-    from ags_fast.jobs.destruction import destroy_versions
     from ags_fast.jobs.encryption import encrypt_files
     from ags_fast.jobs.engines.local import LocalEngine
+    from ags_fast.jobs.keys import destroy_versions, restore_keys
     from ags_fast.jobs.reading import copy_file, open_file
     from ags_fast.jobs.rekeying import rekey_files
-    from ags_fast.jobs.removal import remove_files
-    from ags_fast.jobs.restoration import restore_keys
     from ags_fast.jobs.results import JobError, JobResult, Row
-    from ags_fast.jobs.retention import expire
-    from ags_fast.jobs.reversion import restore_version
+    from ags_fast.jobs.retention import expire, set_policy, sweep
     from ags_fast.jobs.rotation import rotate
-    from ags_fast.jobs.sweeping import set_policy, sweep
+    from ags_fast.jobs.upkeep import maintain
     from ags_fast.jobs.verification import verify_files
+    from ags_fast.jobs.versions import compact, remove_files, restore_version
 
 __all__ = [
     "JobError",
     "JobResult",
     "LocalEngine",
     "Policy",
+    "Reach",
     "Row",
     "audit",
     "compact",
@@ -44,6 +43,7 @@ __all__ = [
     "encrypt_files",
     "expire",
     "key_status",
+    "maintain",
     "open_file",
     "rekey_files",
     "remove_files",
@@ -57,22 +57,19 @@ __all__ = [
 
 # A worker process imports what its tasks need, which is a small part.
 _HOMES = {
-    "auditing": ("audit", "key_status"),
-    "compaction": ("compact",),
+    "arguments": ("Reach",),
     "decryption": ("decrypt_files",),
-    "destruction": ("destroy_versions",),
     "encryption": ("encrypt_files",),
     "engines.local": ("LocalEngine",),
+    "keys": ("destroy_versions", "restore_keys"),
     "reading": ("copy_file", "open_file"),
     "rekeying": ("rekey_files",),
-    "removal": ("remove_files",),
-    "restoration": ("restore_keys",),
     "results": ("JobError", "JobResult", "Row"),
-    "retention": ("expire",),
-    "reversion": ("restore_version",),
+    "retention": ("expire", "set_policy", "sweep"),
     "rotation": ("rotate",),
-    "sweeping": ("set_policy", "sweep"),
+    "upkeep": ("maintain",),
     "verification": ("verify_files",),
+    "versions": ("compact", "remove_files", "restore_version"),
 }
 
 
@@ -81,4 +78,8 @@ def __getattr__(name: str) -> Any:
         from ags_fast.dataset.policy import Policy
 
         return Policy
+    if name in ("audit", "key_status"):
+        from ags_fast.audit import auditing
+
+        return getattr(auditing, name)
     return _attribute(__name__, _HOMES, name)

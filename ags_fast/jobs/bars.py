@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ags_fast.jobs.terminal_bar import TerminalBar
 
 __all__ = ["LINE_SECONDS", "Hidden", "Lines", "make_bar"]
@@ -22,13 +20,11 @@ class Hidden:
 
     n = 0
 
-    def __enter__(self) -> Hidden:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def update(self, n: int = 1, files: int = 0) -> None:
         """Count nothing."""
@@ -37,15 +33,10 @@ class Hidden:
         """Do nothing."""
 
 
-class Lines:
+class Lines(Hidden):
     """A line on standard error every `seconds`, also while nothing is counted; none for a job that ends before.
 
-    Args:
-        desc: What is going on.
-        total: What `update` will have counted at the end.
-        files: The number of files, if it is known.
-        unit: What is counted, after a number. Bytes are shown in kB, MB and so on.
-        seconds: The time between two lines.
+    total: what `update` will have counted at the end, in `unit`; bytes are shown in kB, MB and so on.
     """
 
     def __init__(
@@ -58,14 +49,6 @@ class Lines:
         self._seconds = seconds
         self._ended = threading.Event()
         threading.Thread(target=self._print, name="ags_fast-progress", daemon=True).start()
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def update(self, n: int = 1, files: int = 0) -> None:
         """Count `n` more, and `files` more."""
@@ -109,16 +92,10 @@ class Lines:
 def make_bar(
     desc: str, total: int, progress: object, *, files: int | None = None, unit: str = "B", divisor: int = 1000
 ) -> TerminalBar | Lines | Hidden:
-    """Return what shows a job's progress.
+    """Return what shows a job's progress, as the argument `progress` of the functions of jobs says.
 
-    Args:
-        desc: The job.
-        total: What will be counted.
-        progress: As the functions of jobs take it. True: a bar. None: a bar on a terminal, else nothing. "lines": a bar
-            on a terminal, else `Lines`. False and callables: nothing.
-        files: The number of files, if it is known.
-        unit: What is counted.
-        divisor: 1024 to have the bar count in KiB, MiB and so on.
+    True: a bar. None: a bar on a terminal, else nothing. "lines": a bar on a terminal, else `Lines`. False and
+    callables: nothing. divisor: 1024 to have the bar count in KiB, MiB and so on.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if progress is True or (progress in (None, "lines") and is_terminal):

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import unicodedata
+from typing import TYPE_CHECKING, Unpack
 
 from ags_fast.dataset.access import Access
-from ags_fast.dataset.files.contents import Contents, denied_keys
+from ags_fast.dataset.files.contents import denied_keys
 from ags_fast.dataset.names import new_job_id
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.base import Engine
 from ags_fast.jobs.engines.local import client_for
-from ags_fast.jobs.results import JobResult, counted, result_of
-from ags_fast.jobs.run import (
-    Options,
-    check_apart,
-    envelope_for,
-    run_tasks,
-    without_false_alarm,
-)
+from ags_fast.jobs.results import JobResult, Row, counted
+from ags_fast.jobs.run import Options, check_apart, run_tasks, unless_expired
 from ags_fast.jobs.work.context import Context, Task
-from ags_fast.jobs.work.rows import make_row
+from ags_fast.jobs.work.rows import failed_row, make_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ags_fast._types import FilePath
-    from ags_fast.dataset.access import Folder, KeyPlace
+    from ags_fast.dataset.access import Folder
+    from ags_fast.jobs.arguments import Reach
     from ags_fast.jobs.results import Progress
-    from ags_fast.keys.kms import KmsClient
+
+PROBE = ".ags_fast-case-"
 
 
 @counted
@@ -35,11 +32,8 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
     dataset: Folder,
     dst: FilePath,
     *,
-    kms: KmsClient | Mapping[str, str],
     engine: Engine | None = None,
     version: int | None = None,
-    min_version: int | None = None,
-    pin: str | None = None,
     paths: str | Sequence[str] | None = None,
     overwrite: bool = False,
     missing: str = "error",
@@ -50,8 +44,7 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
     dry_run: bool = False,
     preserve: bool = True,
     progress: Progress = None,
-    key_store: KeyPlace = None,
-    storage_options: Mapping[str, Any] | None = None,
+    **at: Unpack[Reach],
 ) -> JobResult:
     """Decrypt a version of `dataset` into the folder `dst`, with the tree as it was.
 
@@ -61,15 +54,11 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
     Args:
         dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
         dst: The folder to write into: a local path or an fsspec URL.
-        kms: The properties of a KMS, or a client: see `encrypt_files`.
         engine: What runs the tasks; None: `LocalEngine`.
         version: The number of the version; None: the newest.
-        min_version: Refuse a dataset whose newest version is older. Storage alone does not show that somebody removed
-            newer versions.
-        pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
-            `JobResult.pin`) names, whatever its number.
         paths: Take only files whose path matches one of these patterns of `fnmatch`; None: all files.
-        overwrite: Replace files that exist in `dst`; otherwise such a file is a failed row.
+        overwrite: Replace files that exist in `dst`; otherwise such a file is a failed row. So is, in any case, the
+            second of two files whose paths `dst` takes for one, as disks do that do not tell upper from lower case.
         missing: What becomes of a Parquet file with a column whose master key the KMS refuses. "error": the file is a
             failed row. "drop": the file is decrypted without these columns, and its row says so.
         resume: Keep a file in `dst` that has the right length ("length") or the right bytes ("verify"). Parquet files
@@ -80,35 +69,32 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
         dry_run: Only plan; the rows have the status "planned".
         preserve: Give each local file the permission bits and the time of the last change of its source. If False, or
             if the source had no mode, as in an object store, the umask decides the mode of a new file.
-        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
-            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
-        key_store: Where the dataset's keys are; None: in the dataset.
-        storage_options: Options for fsspec.
+        progress: How the progress is shown: see `encrypt_files`.
+        **at: How the dataset is reached, and the errors if it is not: see `Reach`.
 
     Returns:
         A row for each file, and the version that was read.
 
     Raises:
         JobError: More files failed than `on_error` and `max_failures` allow.
-        IntegrityError: No version has been committed, or the dataset does not descend from the pin.
-        PolicyError: The dataset is older than `min_version`.
-        FileNotFoundError: There is no dataset, or a pattern of `paths` matches no file.
+        ExpiredError: The version that `version` names was expired.
+        FileNotFoundError: A pattern of `paths` matches no file.
         ValueError: An argument is malformed.
     """
     if missing not in ("error", "drop"):
         raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
-    options = Options(engine, resume, on_error, max_failures, progress)
-    kms = client_for(options.engine, kms, dataset, dst)
-    opened, head, entries = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin).load(paths)
-    destination = Store(dst, storage_options)
-    check_apart(destination, opened.store)
-    job_id = new_job_id()
-    contents = Contents(opened.id, opened.store, envelope_for(opened, entries))
+    options = Options(engine, progress, on_error, max_failures, resume)
+    at["kms"] = client_for(options.engine, at["kms"], dataset, dst)
+    access = Access.of(dataset, version=version, **at)
+    snapshot, entries = access.files(paths)
+    destination = Store(dst, at.get("storage_options"))
+    check_apart(destination, access.store)
+    contents = snapshot.holding({key_id for entry in entries for key_id in entry.key_ids()})
     context = Context(
         "decrypt",
-        job_id,
-        opened.id,
-        opened.store,
+        new_job_id(),
+        contents.dataset_id,
+        contents.store,
         contents.envelope,
         destination,
         fsync=fsync,
@@ -122,9 +108,45 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
         rows = [make_row(context, task)._replace(status="planned") for task in tasks]
     else:
         destination.check_writable()
-        rows = without_false_alarm(opened, head, run_tasks(context, tasks, options, None))
+        tasks, refused = _without_doubles(context, destination, tasks)
+        rows = unless_expired(snapshot, run_tasks(context, tasks, options)) + refused
         if fsync:
             made = {row.src for row in rows if row.status == "ok"}
-            destination.sync_folders(e.path for e in entries if opened.store.full_path(e.file) in made)
+            destination.sync_folders(e.path for e in entries if access.store.full_path(e.file) in made)
         destination.sweep()  # of earlier runs too: `sweep` cleans only datasets
-    return result_of(opened.store, "decrypt", job_id, head, rows)
+    entry = snapshot.entry
+    return JobResult(context.job_id, "decrypt", access.store.url, entry.number, rows, entry.pin)
+
+
+def _without_doubles(context: Context, destination: Store, tasks: list[Task]) -> tuple[list[Task], list[Row]]:
+    """Split off files whose path the destination takes for that of another one. Returns the others, and their rows."""
+    first: dict[str, str] = {}
+    doubles = {
+        task.path: as_one for task in tasks if first.setdefault(as_one := _folded(task.path), task.path) != task.path
+    }
+    if not doubles or not takes_for_one(destination, context.job_id):
+        return tasks, []
+    rows = [
+        failed_row(
+            context, task, 0, "FileExistsError",
+            f"{destination.url} takes this path and {first[doubles[task.path]]!r} for one: rename one of them",
+        )
+        for task in tasks
+        if task.path in doubles
+    ]  # fmt: skip
+    return [task for task in tasks if task.path not in doubles], rows
+
+
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def takes_for_one(destination: Store, tag: str) -> bool:
+    """Whether a folder takes names of different case, or of different Unicode forms, for one: try it."""
+    probe = f"{PROBE}{tag}-\u00e9"
+    others = probe.upper(), unicodedata.normalize("NFD", probe)
+    destination.write_small(probe, b"")
+    try:
+        return any(destination.stat(other) is not None for other in others)
+    finally:
+        destination.delete(probe)

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ags_fast.dataset.access import Access
-from ags_fast.dataset.changes import until_read
 from ags_fast.dataset.dataset import Dataset
+from ags_fast.errors import ExpiredError
+from ags_fast.jobs.arguments import reaching
 
 if TYPE_CHECKING:
     import io
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
-    from ags_fast._types import WritableFile
-    from ags_fast.dataset.access import Folder, KeyPlace
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast._types import Buffer, WritableFile
+    from ags_fast.dataset.access import Folder
+    from ags_fast.jobs.arguments import Reach
+
+Result = TypeVar("Result")
 
 
+@reaching
 def open_file(
     dataset: Folder,
     path: str,
     *,
-    kms: KmsClient | Mapping[str, str],
     version: int | None = None,
-    min_version: int | None = None,
-    pin: str | None = None,
     missing: str = "error",
     threads: int | None = None,
-    key_store: KeyPlace = None,
-    storage_options: Mapping[str, Any] | None = None,
+    **at: Unpack[Reach],
 ) -> io.RawIOBase:
     """Open one file of a dataset as a seekable binary file of its plaintext.
 
@@ -38,40 +37,29 @@ def open_file(
     Args:
         dataset: The dataset's folder: a path, or a URL of fsspec.
         path: The file's path in the dataset.
-        kms: The properties of a KMS, or a client.
         version: The version to read; None is the newest.
-        min_version: The least number that the newest version may have (else PolicyError).
-        pin: A pin that the newest version must descend from (else IntegrityError).
         missing: What becomes of Parquet columns whose master key the KMS refuses: "error", or "hide" them.
         threads: How many threads may work on one read; None as for AgsCodec.
-        key_store: Where the dataset's keys are, if not in the dataset.
-        storage_options: Options for fsspec.
+        **at: How the dataset is reached, and the errors if it is not: see `Reach`.
 
     Raises:
-        FileNotFoundError: There is no such dataset, version or file.
-        IntegrityError: No version was committed, or something is not what was written.
-        KeyAccessError: The KMS refuses.
+        FileNotFoundError: There is no such version or file.
+        ExpiredError: The version that `version` names was expired.
+        IntegrityError: The file was changed.
     """
-    access = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin)
-
-    def read(handle: Dataset) -> io.RawIOBase:
-        return handle.open_file(path, missing=missing, threads=threads)
-
-    return until_read(partial(Dataset, access), read)
+    access = Access.of(dataset, version=version, **at)
+    return _read(access, lambda handle: handle.open_file(path, missing=missing, threads=threads))
 
 
+@reaching
 def copy_file(
     dataset: Folder,
     path: str,
     target: WritableFile,
     *,
-    kms: KmsClient | Mapping[str, str],
     version: int | None = None,
-    min_version: int | None = None,
-    pin: str | None = None,
     threads: int | None = None,
-    key_store: KeyPlace = None,
-    storage_options: Mapping[str, Any] | None = None,
+    **at: Unpack[Reach],
 ) -> None:
     """Decrypt one file of a dataset to a file open for writing, which need not seek. What is written passed its tag.
 
@@ -79,18 +67,38 @@ def copy_file(
         dataset: The dataset's folder: a path, or a URL of fsspec.
         path: The file's path in the dataset.
         target: A binary file, open for writing.
-        kms: The properties of a KMS, or a client.
         version: The version to read; None is the newest.
-        min_version: The least number that the newest version may have (else PolicyError).
-        pin: A pin that the newest version must descend from (else IntegrityError).
         threads: How many threads may work on the file; None as for AgsCodec.
-        key_store: Where the dataset's keys are, if not in the dataset.
-        storage_options: Options for fsspec.
+        **at: How the dataset is reached, and the errors if it is not: see `Reach`.
 
     Raises:
-        FileNotFoundError: There is no such dataset, version or file.
-        IntegrityError: No version was committed, or something is not what was written.
-        KeyAccessError: The KMS refuses.
+        FileNotFoundError: There is no such version or file.
+        ExpiredError: The version that `version` names was expired.
+        IntegrityError: The file was changed.
     """
-    access = Access.of(dataset, kms, key_store, storage_options, version, min_version, pin)
-    until_read(partial(Dataset, access), lambda handle: handle.copy_file(path, target, threads=threads))
+    access = Access.of(dataset, version=version, **at)
+    counted = _Counted(target)
+    _read(access, lambda handle: handle.copy_file(path, counted, threads=threads), lambda: not counted.written)
+
+
+class _Counted:
+    """A file open for writing, and whether it was written to."""
+
+    def __init__(self, target: WritableFile) -> None:
+        self._target = target
+        self.written = False
+
+    def write(self, data: Buffer) -> Any:
+        """Write to the file."""
+        self.written = True
+        return self._target.write(data)
+
+
+def _read(access: Access, read: Callable[[Dataset], Result], may_repeat: Callable[[], bool] = lambda: True) -> Result:
+    """Read a version. If the newest one was meant, and was expired meanwhile, read the one that is the newest now."""
+    while True:
+        try:
+            return read(Dataset(access))
+        except ExpiredError:
+            if access.version is not None or not may_repeat():
+                raise

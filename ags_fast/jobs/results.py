@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias
 
 from ags_fast import telemetry
+from ags_fast._extras import explaining
 from ags_fast.dataset.rows import Row as Row
 from ags_fast.dataset.rows import shown as shown
 from ags_fast.errors import AgsError
 from ags_fast.fs import without_password
+from ags_fast.jobs.arguments import reaching
 from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from ags_fast.dataset.versions import Version
-    from ags_fast.fs import Store
 
 
 def describe(error: BaseException) -> str:
@@ -147,9 +146,9 @@ class JobResult:
 
     @property
     def table(self) -> Any:
-        """The rows as a pyarrow Table, with the fields of Row as columns."""
-        import pyarrow as pa
-
+        """The rows as a pyarrow Table, with the fields of Row as columns. Needs pyarrow."""
+        with explaining("JobResult.table"):
+            import pyarrow as pa
         text, number = pa.string(), pa.int64()
         types = [text, text, text, text, text, number, number, number, text, text, pa.float64(), pa.int32(), text]
         schema = pa.schema(list(zip(Row._fields, types, strict=True)))
@@ -172,9 +171,13 @@ class JobResult:
 
 
 def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
-    """Wrap a job so that its result has the calls of the KMS, and so that the log and OpenTelemetry are told."""
+    """Wrap a job so that its result has the calls of the KMS, and so that the log and OpenTelemetry are told.
+
+    See `reaching` for what becomes of its arguments.
+    """
     name = job.__name__
 
+    @reaching
     @functools.wraps(job)
     def run(*args: P.args, **options: P.kwargs) -> JobResult:
         begun = time.monotonic()
@@ -228,9 +231,3 @@ def _tell(result: JobResult, seconds: float, attributes: dict[str, Any]) -> None
 def shown_counts(counts: Mapping[str, int]) -> str:
     """Return counts as a text for messages."""
     return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
-
-
-def result_of(dataset: Store, op: str, job_id: str, version: Version | None, rows: Sequence[Row]) -> JobResult:
-    """Return the result of a job that has made or read a version."""
-    number, pinned = (version.number, version.pin) if version is not None else (None, None)
-    return JobResult(job_id, op, dataset.url, number, rows, pinned)

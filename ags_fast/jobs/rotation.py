@@ -1,102 +1,106 @@
 """Rotation of the keys above the data keys. No file of data is written.
 
-A KEK is replaced in the key store first: the new KEK is there, and the old KEK has retired in its favour, before the
-first manifest is rewritten. So each commit from then on wraps by the new KEK, and a rotation has an end. A rotation
-writes manifests with the same files, and with each DEK wrapped again (`ags_fast.jobs.rewriting`).
+One entry of the log has the new KEKs, the tables with each data key wrapped again, and the KEKs of older versions as
+the current version of their master key wraps them. Until that entry is there, nothing has changed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from ags_fast.dataset import decide
+from ags_fast._threads import thread_count
+from ags_fast.dataset import keys as decide_keys
+from ags_fast.dataset import reach
 from ags_fast.dataset.access import Access
-from ags_fast.dataset.changes import until_unchanged
-from ags_fast.dataset.keks import clock_ms
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.look import read_newest
+from ags_fast.dataset.draft import Again, Draft
+from ags_fast.dataset.entry import main_key
+from ags_fast.dataset.job import Job
+from ags_fast.dataset.keks import Keks
+from ags_fast.dataset.keys import Rotation
+from ags_fast.dataset.kinds import clock_ms
 from ags_fast.dataset.names import new_job_id
-from ags_fast.dataset.open_jobs import clear, open_plans, resume_plan
-from ags_fast.dataset.plan import Plan
-from ags_fast.dataset.rows import manifest_row
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
+from ags_fast.dataset.plan import copy_path, read_copies, read_copy
+from ags_fast.errors import KeyAccessError, PolicyError
+from ags_fast.jobs.bars import make_bar
+from ags_fast.jobs.copying import CopyContext, CopyTask, table_row
 from ags_fast.jobs.engines.base import checked
 from ags_fast.jobs.engines.local import LocalEngine, client_for
-from ags_fast.jobs.results import counted, shown
+from ags_fast.jobs.results import JobResult, Row, describe
+from ags_fast.jobs.results import counted as counted_job
 from ags_fast.jobs.retention import apply_retention, expire_versions
-from ags_fast.jobs.rewriting import Work, rewrite
-from ags_fast.jobs.run import warn_of_dead
-from ags_fast.keys.entry import KeyEntry
+from ags_fast.jobs.run import UNREADABLE, take_up, warn_of_dead
+from ags_fast.keys.entry import SUCCESSOR, KeyEntry
 from ags_fast.keys.envelope import Envelope, in_threads
 from ags_fast.keys.kek import rewrap_kek
 from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from ags_fast.dataset.access import Folder, KeyPlace
-    from ags_fast.dataset.decide import Change, Rotation
-    from ags_fast.dataset.keks import Want
-    from ags_fast.dataset.snapshot import Snapshot
-    from ags_fast.dataset.versions import Version
+    from ags_fast.dataset.access import Folder
+    from ags_fast.dataset.entry import Entry
+    from ags_fast.dataset.job import Rewrite
+    from ags_fast.dataset.log import Log
+    from ags_fast.dataset.plan import Copy
+    from ags_fast.dataset.tables import Table
+    from ags_fast.jobs.arguments import Reach
     from ags_fast.jobs.engines.base import Engine
-    from ags_fast.jobs.results import JobResult, Progress
-
+    from ags_fast.jobs.results import Progress
 
 WHATS = ("kek", "mek", "double-wrap")
 GRACE = timedelta(days=7)
 CONCURRENCY = 8  # calls of a KMS at once
-BATCH = 1000  # KEKs, at least, whose new wraps go into the key store at once
-BATCHES = 10  # changes of the key store, at most, for all KEKs
+BATCH = 1000  # KEKs, at least, whose new wraps one entry has
+BATCHES = 4  # entries, at most, for all KEKs
+LOCAL_WORK, KMS_WORK = 1 << 8, 1 << 18  # what one data key costs, in bytes of encryption work
+CURRENT = ("Current", "the current version of its master key wraps it")
 
 
-@counted
+@counted_job
 def rotate(  # noqa: PLR0913 the contract's arguments
     dataset: Folder,
     *,
-    kms: KmsClient | Mapping[str, str],
     what: str = "kek",
     wrapping_key_id: str | None = None,
     new_kms: KmsClient | Mapping[str, str] | None = None,
     from_key_id: str | None = None,
     documents: bool = False,
+    also_retired: bool = True,
     grace: timedelta = GRACE,
     force_expire: bool = False,
     engine: Engine | None = None,
     concurrency: int = CONCURRENCY,
     resume: bool | None = None,
     dry_run: bool = False,
-    min_version: int | None = None,
-    pin: str | None = None,
     progress: Progress = None,
-    key_store: KeyPlace = None,
-    storage_options: Mapping[str, Any] | None = None,
+    **at: Unpack[Reach],
 ) -> JobResult:
     """Replace the keys above the data keys of `dataset`. The files of data stay as they are, to the last byte.
 
-    Each new wrap of a KEK is unwrapped once before the key store names it, and in single wrap the first DEK that is
-    wrapped for each key. If a wrap does not open, nothing has changed, except that with more than 1,000 KEKs those of
-    earlier batches have their new wraps.
+    Each new wrap of a KEK is unwrapped once before an entry of the log names it, and in single wrap the first DEK that
+    is wrapped for each key. If a wrap does not open, nothing has changed, except that ``"mek"`` with more than 1,000
+    KEKs has put the new wraps of earlier batches into the log.
 
-    If a manifest fails, nothing is committed, and the next call goes on from there.
+    If a table fails, nothing is committed. Where the KMS wraps each DEK, the next call goes on from there.
 
     Args:
         dataset: The dataset: a path, a URL or a `Store`.
-        kms: A KMS client or its properties.
         what: ``"kek"``, ``"mek"`` or ``"double-wrap"``.
 
-            ``"kek"`` replaces what wraps the DEKs. In double wrap: new KEKs, and a version whose manifests have every
-            DEK wrapped by them. It takes one wrap for each new KEK, and one unwrap for each old KEK that this process
-            does not know. In single wrap, the KMS wraps every DEK again: one rewrap for each where the service can,
-            else one unwrap and one wrap.
+            ``"kek"`` replaces what wraps the DEKs. In double wrap: new KEKs, and a version whose tables have every DEK
+            wrapped by them. It takes one wrap for each new KEK, and one unwrap for each old KEK that this process does
+            not know. In single wrap, the KMS wraps every DEK again: one rewrap for each where the service can, else one
+            unwrap and one wrap.
 
             ``"mek"`` replaces only what wraps the KEKs, after their master key was rotated in the KMS: the current
-            version of the master key wraps each KEK, in the key store, and nothing else changes. It takes one rewrap,
-            or one unwrap and one wrap, for each KEK, and none where the KMS tells that the current version wraps it.
+            version of the master key wraps each KEK, in an entry of the log, and nothing else changes. It takes one
+            rewrap, or one unwrap and one wrap, for each KEK, and none where the KMS tells that the current version
+            wraps it.
 
             ``"double-wrap"`` puts DEKs that the KMS wraps under a new KEK: one unwrap for each, and one wrap.
         wrapping_key_id: The master key to use from now on, in place of `from_key_id`.
@@ -104,61 +108,59 @@ def rotate(  # noqa: PLR0913 the contract's arguments
         from_key_id: Replace only what is under this master key, such as the key of some columns. None: the master key
             of the dataset's own key. With `new_kms` all KEKs move, and this names those that get under
             `wrapping_key_id`.
-        documents: In single wrap, replace the KEK of manifests and documents, too. That KEK opens no file, and stays
+        documents: In single wrap, replace the KEK of tables and documents, too. That KEK opens no file, and stays
             otherwise.
+        also_retired: For ``"kek"`` and ``"double-wrap"``: also wrap the KEKs that stay, for older versions, as
+            ``"mek"`` does, so that nothing needs the old version of the master key. One that does not open stays as it
+            is.
         grace: How long a retired KEK stays at least, also when no version needs it. Choose more than the longest
             writing job takes.
-        force_expire: Then do `expire(keep=1, force=True)`. Its result is the result's `expired`.
-        engine: What rewrites manifests. None: this process.
+        force_expire: Then do `expire(keep=1, skip_grace=True, force=True)`. Its result is the result's `expired`.
+        engine: What copies tables. None: threads of this process.
         concurrency: The number of KMS calls at once, in each worker.
-        resume: Take up a rotation with the same arguments that died. None: if the storage shows that it died, as local
-            files do; in an object store, if nothing happened for a day.
+        resume: Take up a rotation with the same arguments that died, where the KMS wraps each DEK. None: if the storage
+            shows that it died, as local files do; in an object store, if nothing happened for a day.
         dry_run: Return what would be done, and do nothing.
-        min_version: The dataset's newest version must have at least this number.
-        pin: The dataset's newest version must be the pinned one or descend from it.
-        progress: None shows a bar on a terminal. "lines" does, too, and prints a line every 30 s to a standard error
-            that is not a terminal. True always shows a bar, and False nothing. A callable gets rows as they come.
-        key_store: Where the keys are, if they are not in the dataset.
-        storage_options: Options of fsspec.
+        progress: How the progress is shown: see `encrypt_files`.
+        **at: How the dataset is reached, and the errors if it is not: see `Reach`.
 
     Returns:
-        A row for each key and for each manifest.
+        A row for each key and for each table.
 
     Raises:
         KeyAccessError: The KMS refuses, or a new wrap does not open. Then nothing was written.
-        IntegrityError: A new wrap opens to another key, something in the dataset was changed, or the dataset does not
-            descend from the pin.
-        PolicyError: The rotation would leave data keys behind, or the dataset is older than `min_version`.
-        FileNotFoundError: There is no dataset.
+        IntegrityError: A new wrap opens to another key.
+        PolicyError: The rotation would leave data keys behind.
         ValueError: An argument is malformed.
     """
     _check_arguments(what, new_kms, concurrency, grace, (wrapping_key_id, from_key_id))
     engine = checked(engine) or LocalEngine(0)
-    client = client_for(engine, kms, dataset)
-    opened = Access.of(dataset, client, key_store, storage_options, min_version=min_version, pin=pin).open()
-    if from_key_id is not None:
-        masters = {entry.wrapping_key_id for entry in opened.keys.list()}
-        if from_key_id not in masters:
-            under = ", ".join(map(repr, sorted(masters)))
-            raise PolicyError(f"no key of {opened.store.url} is under {from_key_id!r}, but under {under}")
-    head = opened.current(writes=True)
+    at["kms"] = client_for(engine, at["kms"], dataset)
+    snapshot = Access.of(dataset, **at).open()
+    log, head = snapshot
+    with snapshot.unless_expired():
+        masters = {key.wrapping_key_id for key in head.keys.values()}
+    if from_key_id is not None and from_key_id not in masters:
+        under = ", ".join(map(repr, sorted(masters)))
+        raise PolicyError(f"no key of {log.store.url} is under {from_key_id!r}, but under {under}")
     # Without from_key_id, another master key replaces the dataset's own, and columns keep theirs.
-    left = from_key_id or opened.keyring.main_key().wrapping_key_id
-    asked = decide.Rotation(what, wrapping_key_id, from_key_id, left, documents)
-    work = Work(opened, what, engine, concurrency, progress)
+    left = from_key_id or main_key(head.keys).wrapping_key_id
+    grace_ms = int(grace / timedelta(milliseconds=1))
+    asked = Rotation(from_key_id, wrapping_key_id, left, what == "double-wrap", documents, grace_ms)
+    work = Rotating(log, what, asked, engine, concurrency, progress)
+    if not dry_run:
+        log.store.check_writable()
     if what == "mek":
-        if not dry_run and resume is not False:
-            clear(opened)  # what a rotation that died has left
-        other = None if new_kms is None else as_kms(new_kms).for_dataset(opened.id)
-        result = _rotate_mek(work, asked, head, other, dry_run)
+        other = None if new_kms is None else as_kms(new_kms).for_dataset(head.dataset_id)
+        result = work.turn(head, other, dry_run)
     else:
-        result = _rotate_kek(work, asked, head, int(grace / timedelta(milliseconds=1)), resume, dry_run)
+        result = work.replace(head, also_retired, resume, dry_run)
     if dry_run or result.failed:
         return result
     if force_expire:
-        result.expired = expire_versions(opened, 1, None, True)
+        result.expired = expire_versions(log, log.head(), 1, None, skip_grace=True, force=True)
     else:
-        apply_retention(opened, result)
+        apply_retention(log, log.head(), result, work.cleaned)
     return result
 
 
@@ -181,245 +183,333 @@ def _check_arguments(
             check_key_id(key_id)
 
 
-# ---------------------------------------------------------------------------------------------------------- KEKs
+class _FailedError(Exception):
+    """A table was not copied: the rows say why. No AgsError, so that the job does not end by itself."""
 
 
-def _rotate_kek(
-    work: Work, asked: Rotation, head: Version | None, grace_ms: int, resume: bool | None, dry_run: bool
-) -> JobResult:
-    """Replace KEKs (R2), wrap DEKs of single wrap again (R1), or put those under a KEK."""
-    opened = work.opened
-    facts = {
-        "operation": "rotate",
-        "what": asked.what,
-        "source": shown(opened.store.url),
-        "wrapping_key_id": asked.master,
-        "from_key_id": asked.from_master,
-        "documents": asked.documents,
-    }
-    with ExitStack() as held:
-        plan = None if dry_run or resume is False else resume_plan(opened, facts, held, sure=bool(resume))
-        if plan is not None and (made := plan.committed()) is not None:  # it died between its commit and its end
-            plan.end()
-            return work.result(plan.job_id, made)
-        if plan is not None and not _opens(opened, plan):
-            plan.end()
-            plan = None
-        if plan is None:
-            snapshot, change = _decide(work, asked, head, grace_ms, dry_run)
-            later = decide.rewrite_manifests(change.apply_to(snapshot, clock_ms()), {}, clock_ms())
-            if dry_run or not (change or later):
-                for old_id in change.successors:
-                    work.key_row(old_id, None, "planned")
-                work.rows += [manifest_row(opened.store, ref, "planned") for ref in later.rewrites]
-                return work.result(new_job_id(), snapshot.head)
-            opened.store.check_writable()
-            keys = {old_id: entry and entry.to_json() for old_id, entry in change.successors.items()}
-            base = snapshot.head.number if snapshot.head else 0
-            plan = Plan.create(opened, new_job_id(), [], "running", base=base, keys=keys, **facts)
-            held.callback(plan.release)
-            counted = decide.counted_moves(snapshot, change)
-        else:
-            counted = set()  # others may have committed since: what is counted twice is lost, as when a job dies
-        beside = [job_id for job_id in open_plans(opened.store) if job_id != plan.job_id]
-        _install(work, plan, grace_ms)
-        result = work.result(plan.job_id, rewrite(work, plan, counted))
-        warn_of_dead(opened, beside, result)
+class Rotating:
+    """One rotation: what its steps share, and the rows that they report."""
+
+    def __init__(
+        self, log: Log, what: str, asked: Rotation, engine: Engine, concurrency: int, progress: Progress
+    ) -> None:
+        self.log, self.what, self.asked = log, what, asked
+        self.engine, self.concurrency, self.progress = engine, concurrency, progress
+        self.rows: list[Row] = []
+        self.cleaned: list[str] = []
+        self.dataset_id = log.head().dataset_id
+        self.kms = log.kms.for_dataset(self.dataset_id)  # which wraps the KEKs, until they move to another one
+        self.current_version: Callable[[str], str | None] = functools.cache(self.kms.current_version)  # of a master key
+        # KEKs as the KMS wraps them again, by their wraps before.
+        self._wrapped: dict[bytes | str | None, KeyEntry] = {}
+        self._closed: dict[str, str] = {}  # KEKs of the past that do not open, and why
+        self._proven: set[str] = set()
+
+    # ---- rows
+
+    def report(self, row: Row) -> None:
+        """Add a row to the result, and tell the caller."""
+        self.rows.append(row)
+        if callable(self.progress):
+            self.progress([row])
+
+    def key_row(self, old: str, new: str | None, status: str = "ok", why: tuple[str, str] | None = None) -> None:
+        """Report a key: its id, the id of the key that takes its place, and (error class, text) of why not."""
+        error_class, error = why or (None, None)
+        self.report(Row(old, new, status, error_class, error, format="key", key_id=new))
+
+    def bar(self, total: int, unit: str) -> Any:
+        """Return a progress bar."""
+        return make_bar(f"rotate {self.what}", total, self.progress, unit=unit)
+
+    def result(self, job_id: str, version: Entry) -> JobResult:
+        """Return the result of the job. version: what it has made, or the newest version."""
+        return JobResult(job_id, "rotate", self.log.store.url, version.number, self.rows, version.pin)
+
+    # ---- KEKs
+
+    def replace(self, head: Entry, also_retired: bool, resume: bool | None, dry_run: bool) -> JobResult:
+        """Replace KEKs (R2), wrap DEKs of single wrap again (R1), or put those under a KEK."""
+        log, seals = self.log, {table.key_id for table in head.files}
+        olds = decide_keys.to_replace(head.keys, self.asked, self._wraps(head.files, head), seals)
+        if dry_run:
+            self._plan_rows(head, olds, also_retired)
+            return self.result(new_job_id(), head)
+        if not olds and not (also_retired and self._to_rewrap(head.keys.values(), head)[0]):
+            return self.result(new_job_id(), head)
+        calls_kms = any(not key.double_wrap for key in olds.values())
+        operation = f"rotate-{self.what}"
+        facts = {"from": self.asked.from_master, "to": self.asked.to_master, "documents": self.asked.documents}
+        job = None
+        if calls_kms and resume is not False:
+            job = take_up(log, log.head(), operation, facts, patient=resume is None)
+        if job is not None and not isinstance(job, Job):  # it was committed before it died
+            return self.result(job.job_id, job)
+        job = job or Job.begin(log, operation, head=head, resumable=calls_kms, facts=facts)
+        copies = read_copies(log, job.id, head) if job.has_tasks else {}
+        job.has_copied(copy.table.path for copy in copies.values())
+
+        def others(head: Entry, keys: decide_keys.Keys) -> decide_keys.Keys:
+            if not also_retired:
+                return keys
+            stay, _ = self._to_rewrap((key for key_id, key in keys.items() if key_id in head.keys), head)
+            return {**keys, **self._in_new_wraps(head, stay, job.id, strict=False)}
+
+        try:
+            made_by = job.rotate(self.asked, lambda work: self._copies(job, work), others, copies)
+        except _FailedError:
+            if calls_kms:
+                job.release()
+            else:
+                job.give_up()
+            return self.result(job.id, log.head())
+        except BaseException:
+            job.release()
+            raise
+        self.cleaned = job.cleaned
+        reach.remove_rows(log)  # of the wraps before
+        self._key_rows(made_by.before.keys, (made_by.version or made_by.head).keys)
+        result = self.result(job.id, made_by.version or made_by.head)
+        warn_of_dead(job, made_by.head, result)
         return result
 
+    def _wraps(self, tables: Iterable[Table], head: Entry) -> Counter[str]:
+        """Count the data keys that each KEK wraps in tables."""
+        return self.log.tables.counted(tables, self.log.envelope(head))
 
-def _opens(opened: Ledger, plan: Plan) -> bool:
-    """Return whether the KMS opens the keys that a plan would put in. Their master key may have been left since."""
-    known = opened.keyring.entries
-    new = [KeyEntry.from_json(entry) for entry in plan.body["keys"].values() if entry is not None]
-    envelope = Envelope(opened.kms, {key.key_id: key for key in new if key.key_id not in known})
-    try:
-        for key_id in envelope.entries:
+    def _plan_rows(self, head: Entry, olds: Mapping[str, KeyEntry], also_retired: bool) -> None:
+        for old_id in olds:
+            self.key_row(old_id, None, "planned")
+        for key in self._to_rewrap(head.keys.values(), head)[0] if also_retired else ():
+            if key.key_id not in olds:
+                self.key_row(key.key_id, key.key_id, "planned")
+        for table in head.files:
+            if self._wraps([table], head).keys() & olds.keys():
+                self.report(table_row(self.log.store, table, "planned"))
+
+    def _key_rows(self, before: Mapping[str, KeyEntry], after: Mapping[str, KeyEntry]) -> None:
+        """Report what an entry has done to KEKs."""
+        for key_id, old in before.items():
+            new = after.get(key_id, old)
+            if new.state != old.state:
+                self.key_row(key_id, new.properties.get(SUCCESSOR))
+            elif new.wrap != old.wrap:
+                self.key_row(key_id, key_id)
+            if key_id in self._closed:
+                why = f"it stays as it was wrapped before, and does not open: {self._closed[key_id]}"
+                self.key_row(key_id, key_id, "skipped", ("KeyAccessError", why))
+
+    # ---- tables
+
+    def _copies(self, job: Job, work: Rewrite) -> dict[str, Copy]:
+        """Have the engine copy tables, with their data keys under the new KEKs."""
+        log, keys = self.log, work.envelope.entries
+        singles = not all(keys[key_id].double_wrap for pair in work.moves.items() for key_id in pair)
+        needed = {*work.moves, *work.moves.values(), work.sealer, *(table.key_id for table in work.tables)}
+        envelope = Envelope(work.envelope.kms, {key_id: keys[key_id] for key_id in needed}, self._proven)
+        for key_id in needed:  # a refusal comes before anything is written
             envelope.prepare(key_id)
-    except (FormatError, IntegrityError, KeyAccessError):
-        return False
-    return True
-
-
-def _decide(work: Work, asked: Rotation, head: Version | None, grace_ms: int, dry_run: bool) -> tuple[Snapshot, Change]:
-    """Return what the rotation changes, with the KEKs that the KMS has made; for a dry run, with provisional KEKs."""
-    opened = work.opened
-    made: dict[Want, KeyEntry] = {}
-    heads = [head]
-
-    def read(head: Version | None) -> tuple[Snapshot, Change]:
-        snapshot = read_newest(opened, head, work.counts)
-
-        def decision() -> Change:
-            return decide.replace_keks(snapshot, asked, made, grace_ms, clock_ms())
-
-        return snapshot, decision() if dry_run else opened.keyring.completed(decision, made)
-
-    def tried(head: Version | None, decided: tuple[Snapshot, Change]) -> tuple[Snapshot, Change]:
-        if not dry_run:
-            _try(work, decided[0], decided[1].successors)
-        return decided
-
-    # What the version has may be expired meanwhile.
-    return until_unchanged(
-        lambda: heads.pop() if heads else opened.current(), read, tried, lambda head: not opened.is_newest(head)
-    )
-
-
-def _try(work: Work, snapshot: Snapshot, successors: Mapping[str, KeyEntry | None]) -> None:
-    """Unwrap each old key, or one DEK that it wraps, so that a refusal comes before anything is written."""
-    opened = work.opened
-    new = {old_id: entry for old_id, entry in successors.items() if entry is not None}
-    todo = {old_id for old_id in new if not snapshot.keys[old_id].double_wrap}
-    for old_id in new.keys() - todo:
-        opened.envelope.prepare(old_id)
-    refs = [ref for ref in (snapshot.head.manifests if snapshot.head else ()) if todo & snapshot.wraps(ref).keys()]
-    known = opened.envelope.subset({*todo, *(ref.key_id for ref in refs)}).entries
-    entries = {**known, **{key.key_id: key for key in new.values()}}
-    envelope = Envelope(opened.kms, entries, opened.keyring.proven)
-    for ref in refs:
-        for entry in opened.open_table(ref, envelope) if todo else ():
-            for old_id, wrapped, bound in entry.wraps(opened.id):
-                if old_id in todo:
-                    todo.remove(old_id)
-                    key_id = new[old_id].key_id
-                    (work.ready[key_id, wrapped],) = envelope.rewrap_many(old_id, key_id, [(wrapped, bound)])
-
-
-def _install(work: Work, plan: Plan, grace_ms: int) -> None:
-    """Put the new keys into the key store, and retire the old keys. Keys that others have retired stay as they are."""
-    keyring = work.opened.keyring
-    new = {old_id: entry and KeyEntry.from_json(entry) for old_id, entry in plan.body["keys"].items()}
-    keyring.change(lambda: decide.install(keyring.entries, new, grace_ms, clock_ms()), f"rotate-{work.what}")
-    for old_id, entry in new.items():
-        if old_id in keyring.entries:  # it may have been expired since a rotation died that is resumed
-            work.key_row(old_id, None if entry is None else keyring.active(old_id))
-
-
-# ---------------------------------------------------------------------------------------------------------- master keys
-
-
-def _rotate_mek(
-    work: Work, asked: Rotation, head: Version | None, new_kms: KmsClient | None, dry_run: bool
-) -> JobResult:
-    """Have the current version of the master key, another master key or another KMS wrap the KEKs (R3).
-
-    Where a rotation dies, the next one passes over what the current version wraps already.
-    """
-    opened, keyring = work.opened, work.opened.keyring
-    if new_kms is not None or asked.master not in (None, asked.left):
-        _refuse_single_wrap(opened, asked, new_kms is not None)
-    before = opened.kms
-    is_current = _current_by(before)
-    wrapped: dict[bytes | None, KeyEntry] = {}  # KEKs as the KMS has wrapped them, by the wraps that they had
-    size = 0
-    done: dict[str, str] = {}
-
-    def decided(version: int) -> list[KeyEntry]:
-        """Return the next KEKs to wrap."""
-        nonlocal size
-        todo, rest = decide.rewrap_keks(opened.keys.list(), asked, is_current, new_kms is not None)
-        todo = [entry for entry in todo if entry.key_id not in done]
-        for entry in rest:
-            done.setdefault(entry.key_id, "skipped")
-        size = size or max(BATCH, -(-len(todo) // BATCHES))
-        return todo if dry_run or new_kms is not None else todo[:size]
-
-    def applied(version: int, todo: list[KeyEntry]) -> int:
-        if todo and not dry_run:
-            opened.store.check_writable()
-            missing = [entry for entry in todo if entry.wrapped not in wrapped]
-            with work.bar(len(missing), " KEKs") as bar:
-                made = in_threads(
-                    lambda entry: rewrap_kek(before, entry, new_kms, asked.master_of(entry)), missing, work.concurrency
-                )
-                bar.update(len(made))
-            wrapped.update((entry.wrapped, new) for entry, new in zip(missing, made, strict=True))
-            changes = decide.put_in_wraps(todo, wrapped, clock_ms())
-            try:
-                if new_kms is not None:
-                    keyring.use_kms(new_kms)  # which seals the version of the key store that it can open
-                keyring.keys.compare_and_swap(changes, version, operation="rotate-mek")
-            except BaseException:
-                keyring.use_kms(before)
-                raise
-        done.update((entry.key_id, "planned" if dry_run else "ok") for entry in todo)
-        return len(todo)
-
-    while until_unchanged(opened.keys.refresh, decided, applied):
-        if new_kms is not None:
-            break  # all KEKs at once: one KMS opens the key store
-    why = ("Current", "the current version of its master key wraps it")
-    for key_id, status in sorted(done.items(), key=lambda item: item[1] == "skipped"):
-        work.key_row(key_id, key_id, status, why if status == "skipped" else None)
-    _report_key_material(work, head, before, None if asked.master in (None, asked.left) else asked.left, new_kms)
-    return work.result(new_job_id(), head)
-
-
-def _report_key_material(
-    work: Work, head: Version | None, kms: KmsClient, left: str | None, new_kms: KmsClient | None
-) -> None:
-    """Add a row for each master key that opens files of the newest version by key material which this job leaves.
-
-    The job writes no data file, so what files store stays as it is.
-
-    Args:
-        work: What the steps of the rotation have in common.
-        head: The newest version.
-        kms: The client that has wrapped the key material.
-        left: The master key that the dataset leaves, if it leaves one.
-        new_kms: The client of the KMS that the dataset moves to, if it moves.
-    """
-    opened = work.opened
-    envelope = opened.envelope
-    old: Counter[str] = Counter()
-    current: dict[str, str | None] = {}
-    for ref in head.manifests if head else ():
-        for entry in opened.open_table(ref, envelope) if ref.key_material else ():
-            for one in entry.key_material or ():
-                master = one["wrapping_key_id"]
-                if new_kms is None and master != left:
-                    if master not in current:
-                        current[master] = kms.current_version(master)
-                    version = kms.key_version(one["wrapped_dek"]) or one["master_version"]
-                    if version is not None and version == current[master]:
-                        continue
-                old[master] += 1
-    for master, count in sorted(old.items()):
-        why = (
-            f"{count:,} data key{'s' * (count != 1)} in the key material of files stay as this master key has wrapped "
-            "them: rekey_files renews key material"
+        context = CopyContext(
+            f"rotate-{self.what}",
+            job.id,
+            work.head.dataset_id,
+            log.store,
+            envelope,
+            dict(work.moves),
+            work.sealer,
+            work.head.gone,
+            self.concurrency,
+            self._tried(work, envelope) if singles else {},
+            files_at_once=1 if singles else thread_count(None),  # so that `concurrency` holds
         )
-        work.key_row(master, None, "skipped", ("KeyMaterial", why))
+        each = KMS_WORK if singles else LOCAL_WORK
+        counts = {log.store.full_path(table.path): table.rows for table in work.tables}
+        done: list[str] = []
+        missing: list[Row] = []
+        with self.bar(sum(counts.values()), " keys") as bar:
 
+            def report(rows: list[Row]) -> None:
+                missing.extend(row for row in rows if row.error_class == FileNotFoundError.__name__)
+                for row in rows:
+                    if row not in missing:
+                        self.report(row)
+                    bar.update(counts[row.src])
+                    if row.status == "ok" and row.dst is not None:
+                        done.append(row.dst.removeprefix(log.store.full_path("")))
+                        job.has_copied(done[-1:])
 
-def _current_by(kms: KmsClient) -> Callable[[KeyEntry], bool]:
-    """Return a function that tells whether the current version of its master key wraps a KEK."""
-    current: dict[str, str | None] = {}  # the current versions of master keys
+            self.engine.run(context, [CopyTask(table, table.rows * each) for table in work.tables], 0, report)
+        if missing and log.head().digest != work.head.digest:
+            raise Again  # the version has expired: the tables of the newer one are copied
+        for row in missing:
+            self.report(row)
+        if len(done) < len(work.tables):
+            raise _FailedError
+        at_once = CONCURRENCY if log.store.parallel and len(done) > 1 else 1
+        read = in_threads(lambda path: read_copy(log, copy_path(job.id, path), work.head), done, at_once)
+        return {copy.of: copy for copy in read}
 
-    def is_current(entry: KeyEntry) -> bool:
-        master, version = entry.wrapping_key_id, kms.key_version(entry.wrapped or b"")
-        if version is not None and master not in current:
-            current[master] = kms.current_version(master)
-        return version is not None and version == current[master]
+    def _tried(self, work: Rewrite, envelope: Envelope) -> dict[tuple[str, bytes], bytes]:
+        """Have the KMS wrap one data key for each key in single wrap, before anything is written.
 
-    return is_current
+        Returns:
+            By the key that it is for, and what it was: the data key as it was wrapped, so that nobody asks again.
+        """
+        keys, moves = envelope.entries, work.moves
+        todo = {old for old, new in moves.items() if not (keys[old].double_wrap and keys[new].double_wrap)}
+        ready: dict[tuple[str, bytes], bytes] = {}
+        for table in work.tables:
+            some = todo & self._wraps([table], work.head).keys()
+            for row in self.log.tables.rows(table, work.envelope) if some else ():
+                for old, wrapped, bound in row.wraps(work.head.dataset_id):
+                    if old in todo:
+                        todo.remove(old)
+                        (ready[moves[old], wrapped],) = envelope.rewrap_many(old, moves[old], [(wrapped, bound)])
+        return ready
 
+    # ---- master keys
 
-def _refuse_single_wrap(opened: Ledger, asked: Rotation, leaves_kms: bool) -> None:
-    """Raise PolicyError if data keys that a KMS wraps itself would be left behind."""
-    singles = {
-        entry.key_id
-        for entry in opened.keys.list()
-        if not entry.double_wrap and (leaves_kms or entry.wrapping_key_id == asked.left)
-    }
-    for version in opened.versions() if singles else ():  # the newest first
-        used = read_newest(opened, version, {}).used()
-        if count := sum(used[key_id] for key_id in singles & used.keys()):
-            raise PolicyError(
-                f"the KMS itself wraps {count} data keys of version {version.number}, so its master key cannot be "
-                "left by wrapping KEKs again: rotate(what='double-wrap') or rotate(what='kek', wrapping_key_id=...) "
-                "first, and expire the versions before that"
+    def turn(self, head: Entry, new_kms: KmsClient | None, dry_run: bool) -> JobResult:
+        """Have the current version of the master key, another master key or another KMS wrap the KEKs (R3).
+
+        Where a rotation dies, the next one passes over what the current version wraps already.
+        """
+        log, asked = self.log, self.asked
+        leaves = asked.to_master not in (None, asked.left)
+        done: dict[str, str] = {}
+        part: list[KeyEntry] = []
+        looked: dict[str, list[KeyEntry]] = {}  # by the digest of the last head
+
+        def left(head: Entry) -> list[KeyEntry]:
+            if head.digest in looked:
+                return looked[head.digest]
+            if new_kms is not None or leaves:
+                self._refuse_single_wrap(head, new_kms is not None)
+            keys = [key for key in head.keys.values() if key.key_id not in done]
+            todo, rest = self._to_rewrap(keys, head, all_=new_kms is not None)
+            done.update((key.key_id, "skipped") for key in rest)
+            looked.clear()
+            looked[head.digest] = todo
+            return todo
+
+        def decided(head: Entry) -> Draft | None:
+            # One KMS opens the log, so all KEKs go to another one at once.
+            part[:] = left(head) if new_kms is not None else left(head)[:size]
+            made = self._in_new_wraps(head, part, job.id, new_kms)
+            keys = Keks.of(head.keys).changed(made)
+            return Draft("rotate-mek", keys=keys, uses=job.uses(head), kms=new_kms) if part else None
+
+        job_id, todo = new_job_id(), log.look(left, head)
+        size = max(BATCH, -(-len(todo) // BATCHES))
+        while todo and not dry_run:
+            job = Job.begin(log, "rotate-mek", head=head)  # new rows of a key store need a plan, and tables of KEKs do
+            made = job.replace_files(decided)
+            if made.version is None:
+                break  # others have done it
+            job_id, head = job.id, made.version
+            done.update((key.key_id, "ok") for key in part)
+            todo = log.look(left, head) if new_kms is None else []
+        if dry_run:
+            done.update((key.key_id, "planned") for key in todo)
+        else:
+            reach.remove_rows(log)  # of the wraps before
+        for key_id, status in sorted(done.items(), key=lambda item: item[1] == "skipped"):
+            self.key_row(key_id, key_id, status, CURRENT if status == "skipped" else None)
+        self._report_key_material(head, asked.left if leaves else None, moves=new_kms is not None)
+        return self.result(job_id, head)
+
+    def _to_rewrap(
+        self, keys: Iterable[KeyEntry], head: Entry, *, all_: bool = False
+    ) -> tuple[list[KeyEntry], list[KeyEntry]]:
+        """See `keys.to_rewrap`."""
+        found = list(keys)
+        self.log.kek_rows.fetch(self.dataset_id, found)
+        return decide_keys.to_rewrap(found, self.asked, self.is_current, all_=all_)
+
+    def _in_new_wraps(
+        self,
+        head: Entry,
+        todo: Sequence[KeyEntry],
+        job_id: str,
+        new_kms: KmsClient | None = None,
+        *,
+        strict: bool = True,
+    ) -> dict[str, KeyEntry]:
+        """Return KEKs in new wraps, by their ids. A wrap that was made before is taken.
+
+        strict: an error is raised; else a KEK that does not open is left out.
+        """
+        log = self.log
+
+        def wrapped(key: KeyEntry) -> KeyEntry | None:
+            try:
+                new = rewrap_kek(self.kms, log.whole(self.dataset_id, key), new_kms, self.asked.master_of(key))
+            except UNREADABLE as error:
+                if strict:
+                    raise
+                self._closed[key.key_id] = describe(error)
+                return None
+            return log.kek_rows.named(new, job_id)
+
+        log.kek_rows.fetch(self.dataset_id, todo)
+        missing = [key for key in todo if key.wrap not in self._wrapped and key.key_id not in self._closed]
+        with self.bar(len(missing), " KEKs") as bar:
+            at_once = self.concurrency if self.kms.waits or (new_kms or self.kms).waits else 1
+            made = in_threads(wrapped, missing, min(at_once, len(missing)) or 1)
+            bar.update(len(made))
+        self._wrapped.update((key.wrap, new) for key, new in zip(missing, made, strict=True) if new is not None)
+        now_ms = clock_ms()
+        after = {
+            key.key_id: decide_keys.rewrapped_as(key, self._wrapped[key.wrap], now_ms)
+            for key in todo
+            if key.wrap in self._wrapped
+        }
+        log.kek_rows.put(self.dataset_id, after.values())
+        for key in after.values() if new_kms is None else ():
+            if (gone := log.version_of(key)) in head.gone:
+                raise PolicyError(f"the KMS wraps by version {gone[1]} of {gone[0]!r}, which was to be destroyed")
+        return after
+
+    def _refuse_single_wrap(self, head: Entry, leaves_kms: bool) -> None:
+        """Raise PolicyError if data keys that a KMS wraps itself would be left behind."""
+        singles = {
+            key.key_id
+            for key in head.keys.values()
+            if not key.double_wrap and (leaves_kms or key.wrapping_key_id == self.asked.left)
+        }
+        for entry in self.log.kept(head) if leaves_kms and singles else [head]:
+            used = self._wraps(entry.files, head)
+            if count := sum(used[key_id] for key_id in singles):
+                raise PolicyError(
+                    f"the KMS itself wraps {count} data keys of version {entry.number}, so its master key cannot be "
+                    "left by wrapping KEKs again: rotate(what='double-wrap') or rotate(what='kek', "
+                    "wrapping_key_id=...) first, and expire the versions before that"
+                )
+
+    def is_current(self, key: KeyEntry) -> bool:
+        """Whether the KMS tells that the current version of its master key wraps a KEK."""
+        version = None
+        with suppress(KeyAccessError):  # the key store does not show it
+            version = self.kms.key_version(self.log.kek_rows.whole(self.dataset_id, key).wrapped or b"")
+        return version is not None and version == self.current_version(key.wrapping_key_id)
+
+    def _report_key_material(self, head: Entry, left: str | None, *, moves: bool) -> None:
+        """Add a row for each master key that opens files of the newest version by key material which this job leaves.
+
+        The job writes no data file, so what files store stays as it is. left: the master key that the dataset leaves.
+        """
+        log, old = self.log, Counter[str]()
+        for table in head.files:
+            for row in log.tables.rows(table, log.envelope(head)) if table.material else ():
+                for one in row.key_material or ():
+                    master = one["wrapping_key_id"]
+                    version = self.kms.key_version(one["wrapped_dek"]) or one["master_version"]
+                    stays = not moves and master != left
+                    if not (stays and version is not None and version == self.current_version(master)):
+                        old[master] += 1
+        for master, count in sorted(old.items()):
+            why = (
+                f"{count:,} data key{'s' * (count != 1)} in the key material of files stay as this master key has "
+                "wrapped them: rekey_files renews key material"
             )
-        if not leaves_kms:
-            return
+            self.key_row(master, None, "skipped", ("KeyMaterial", why))

@@ -1,49 +1,65 @@
-"""What all jobs over files share: arguments, running of tasks, the commit."""
+"""What all jobs over files share: how they are run, their tasks, plans of dead jobs, the commit."""
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.decide import Wish
+from ags_fast.dataset import reach
+from ags_fast.dataset.change import Wish
+from ags_fast.dataset.deks import key_ids
 from ags_fast.dataset.entries import FileEntry, with_lengths
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.names import HIDDEN
-from ags_fast.dataset.open_jobs import dead_plans
-from ags_fast.dataset.planning import begin_plan, commit_plan, reserve_keys
+from ags_fast.dataset.job import Committed, Job
+from ags_fast.dataset.kinds import Want
+from ags_fast.dataset.log import ENDED
+from ags_fast.dataset.names import HIDDEN, LOCK, beside_plan, job_of, new_job_id, plan_path, written_name
+from ags_fast.dataset.plan import read_plan
+from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.errors import AgsError, FormatError, IntegrityError, JobEndedError, KeyAccessError
 from ags_fast.fs import without_password
-from ags_fast.fs.numbered import numbered
+from ags_fast.jobs.bars import make_bar
 from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import LocalEngine
-from ags_fast.jobs.results import JobError, JobResult, Row, result_of, shown
-from ags_fast.jobs.retention import apply_retention
+from ags_fast.jobs.results import JobError, JobResult, Row, shown
+from ags_fast.jobs.retention import ended
+from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.rows import failed_row, is_there, make_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from ags_fast.dataset.commit import Committed
+    from ags_fast.dataset.entry import Entry
+    from ags_fast.dataset.log import Log
     from ags_fast.dataset.plan import Plan
     from ags_fast.dataset.policy import Policy
-    from ags_fast.dataset.versions import Version
     from ags_fast.fs import Store
     from ags_fast.jobs.results import Progress
-    from ags_fast.jobs.work.context import Context, Task
-    from ags_fast.keys.envelope import Envelope
 
 
 LOCAL_OPEN_COST = 512 << 10  # cost of opening a file, in bytes of work
 STORE_OPEN_COST = 4 << 20  # the same in an object store
+UNREADABLE = (FormatError, IntegrityError, KeyAccessError)  # what is wrong with the plan of one job stops no other
 
 
 class Options:
     """The arguments on how a job is run, checked."""
 
     def __init__(
-        self, engine: Engine | None, resume: str | None, on_error: str, max_failures: int | None, progress: Progress
+        self,
+        engine: Engine | None,
+        progress: Progress,
+        on_error: str = "row",
+        max_failures: int | None = None,
+        resume: str | None = None,
+        *,
+        fsync: bool = True,
+        verify_after: bool = False,
     ) -> None:
         if resume not in (None, "length", "verify"):
             raise ValueError(f"resume must be None, 'length' or 'verify', not {resume!r}")
@@ -59,6 +75,7 @@ class Options:
         self.resume = resume
         self.max_failures = 0 if on_error == "raise" else max_failures
         self.progress = progress
+        self.fsync, self.verify_after = fsync, verify_after
 
 
 def check_apart(one: Store, other: Store) -> None:
@@ -68,19 +85,26 @@ def check_apart(one: Store, other: Store) -> None:
         raise ValueError(f"{one.url} and {other.url}: the two must differ, and neither may be inside the other")
 
 
-def envelope_for(dataset: Ledger, entries: Sequence[FileEntry], *more: FileEntry) -> Envelope:
-    """Return the part of the envelope that opens these entries, to be sent to workers."""
-    return dataset.envelope.subset({key_id for entry in (*entries, *more) for key_id in entry.key_ids()})
+def check_dek_length(nbytes: int) -> None:
+    """Raise ValueError unless AES has keys of this length."""
+    if nbytes not in (16, 24, 32):
+        raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {nbytes}")
 
 
-def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: Plan | None) -> list[Row]:
-    """Run the tasks, in any order. Returns their rows; raises JobError if more files fail than allowed."""
-    from ags_fast.jobs.bars import make_bar
+# ---- tasks
 
+
+def run_tasks(context: Context, tasks: Sequence[Task], options: Options, *, writes: bool = False) -> list[Row]:
+    """Run the tasks, in any order, and return their rows. writes: they write files of a job with a plan.
+
+    Raises:
+        JobError: More files failed than allowed.
+        JobEndedError: A task has found that the job has ended: see `Context.check_plan`.
+    """
     rows: list[Row] = []
-    if plan is not None and getattr(options.engine, "tasks_outlive_driver", False):
-        context = replace(context, plan=plan.folder + numbered(plan.number))  # kept until the job ends
-    todo, ready = _split_ready(context, tasks, plan is not None)
+    if writes and getattr(options.engine, "tasks_outlive_driver", False):
+        context = replace(context, plan=plan_path(context.job_id))  # which is there until the job ends
+    todo, ready = _split_ready(context, tasks, writes)
     failures = 0
     callback = options.progress if callable(options.progress) else None
     # A written Parquet file and its source differ in length: the bar counts the planned bytes.
@@ -99,6 +123,9 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
             bar.update(sum(planned.get(row.dst or "", row.plain_length or 0) for row in more), len(more))
             if callback is not None:
                 callback(more)
+            for row in more if context.plan else ():  # no file that is left could be published
+                if row.error_class == JobEndedError.__name__:
+                    raise JobEndedError(row.error)
             if options.max_failures is not None and failures > options.max_failures:
                 raise _TooManyError
 
@@ -109,7 +136,7 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
             options.engine.run(context, todo, LOCAL_OPEN_COST if local else STORE_OPEN_COST, report)
         except BaseException as error:
             # Finished files stay, because the plan names them. Temporary files go.
-            _sweep_job(context, tasks)
+            _sweep_temporary(context, tasks)
             if not isinstance(error, _TooManyError):
                 raise
             result = JobResult(context.job_id, context.op, context.dataset.url, None, rows)
@@ -119,14 +146,12 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, plan: P
                 f"{first.error_class}: {first.error}",
                 result,
             ) from None
-    if plan is not None and getattr(options.engine, "reports_deaths", False):
-        plan.no_writer_died = all(row.attempt == 0 and row.error_class != "WorkerDiedError" for row in rows)
     return rows
 
 
-def _split_ready(context: Context, tasks: Sequence[Task], planned: bool) -> tuple[list[Task], list[Row]]:
+def _split_ready(context: Context, tasks: Sequence[Task], writes: bool) -> tuple[list[Task], list[Row]]:
     """Split off the tasks that need no worker. Returns the other tasks, and the rows of those split off."""
-    if planned and context.resume == "length":  # one listing in place of a look at every file
+    if writes and context.resume == "length":  # one listing in place of a look at every file
         there = {entry.path: entry.size for entry in context.dataset.list() if not entry.path.startswith(HIDDEN)}
         done = {t.entry.path for t in tasks if t.entry.file_length and there.get(t.entry.file) == t.entry.file_length}
         rows = [make_row(context, task) for task in tasks if task.entry.path in done]
@@ -140,39 +165,202 @@ def _split_ready(context: Context, tasks: Sequence[Task], planned: bool) -> tupl
     return [task for task in tasks if task.entry.path not in done], rows
 
 
-def without_false_alarm(dataset: Ledger, version: Version, rows: list[Row]) -> list[Row]:
-    """Reword rows if the version was expired during the read: missing files are then not evidence of tampering."""
-    if dataset.has_version(version.number):
-        return rows
-    why = f"version {version.number} was expired while its files were read: run the job again"
-    return [
-        row._replace(error_class="ConcurrentChangeError", error=why) if row.error_class == "IntegrityError" else row
-        for row in rows
-    ]
+def verified(
+    snapshot: Snapshot, entries: Sequence[FileEntry], options: Options, job_id: str | None = None
+) -> tuple[Context, list[Row]]:
+    """Check every tag of some files of a version. Returns what the tasks shared, and their rows."""
+    contents = snapshot.holding({key_id for entry in entries for key_id in entry.key_ids()})
+    context = Context("verify", job_id or new_job_id(), contents.dataset_id, contents.store, contents.envelope)
+    return context, unless_expired(snapshot, run_tasks(context, [Task(entry) for entry in entries], options))
 
 
 class _TooManyError(Exception):
     pass
 
 
-def _sweep_job(context: Context, tasks: Sequence[Task]) -> None:
+def _sweep_temporary(context: Context, tasks: Sequence[Task]) -> None:
     if context.op == "decrypt" and context.other is not None:
         context.other.sweep(context.job_id, paths={task.entry.path for task in tasks})
     elif context.op != "verify":
         context.dataset.sweep(context.job_id, paths={task.entry.file for task in tasks})
 
 
+def unless_expired(snapshot: Snapshot, rows: list[Row]) -> list[Row]:
+    """Reword rows if the version was expired during the read: missing files are then not evidence of tampering."""
+    if all(row.error_class != "IntegrityError" for row in rows):
+        return rows
+    number = snapshot.entry.number
+    if snapshot.log.head().first <= number:
+        return rows
+    why = f"version {number} was expired while its files were read: run the job again"
+    return [
+        row._replace(error_class="ExpiredError", error=why) if row.error_class == "IntegrityError" else row
+        for row in rows
+    ]
+
+
+# ---- jobs that write files
+
+
+def take_up(
+    log: Log, head: Entry, operation: str, facts: Mapping[str, Any], *, patient: bool = False
+) -> Job | Entry | None:
+    """Take up the newest job with these facts that no living process is known to hold.
+
+    Where the storage has no locks, whoever resumes knows that such a job is dead; patient: it must have been silent for
+    long. If it is not dead, the log lets only one process commit.
+
+    Returns:
+        The job; the version that it has made, if its process died after the commit; None if there is no such job.
+    """
+    plans = log.plans()
+    for plan_id in sorted(plans, reverse=True):
+        if plans[plan_id].of is not None or head.over.get(plan_id) == ENDED:
+            continue
+        lives = log.store.is_locked(beside_plan(plan_id, LOCK))
+        if lives or (lives is None and patient and not reach.is_dead(log, plan_id, plans)):
+            continue
+        plan = _plan(log, plan_id, head)
+        if plan is not None and (plan.operation, plan.facts, plan.resumable) == (operation, dict(facts), True):
+            return Job.finish(log, plan_id) or Job.resume(log, plan_id)
+    return None
+
+
+def _plan(log: Log, plan_id: str, head: Entry) -> Plan | None:
+    """Return a plan; None if it is gone, or cannot be read."""
+    with suppress(*UNREADABLE):
+        return read_plan(log, plan_id, head)
+    return None
+
+
+def begin_files(
+    snapshot: Snapshot,
+    operation: str,
+    facts: Mapping[str, Any],
+    wanted: Sequence[FileEntry],
+    kinds_of: Callable[[str], list[list[Want]]],
+    dek_length: int,
+    *,
+    taken_up: tuple[Job, Mapping[str, FileEntry]] | None = None,
+    policy: Policy | None = None,
+) -> tuple[Job, list[FileEntry]]:
+    """Begin a job that writes files, or go on with one: its plan has every file before the first one is written.
+
+    Args:
+        snapshot: The version that the job is planned on.
+        operation: What the job does.
+        facts: What a process that resumes it must share.
+        wanted: The files, without jobs, names and keys. The set "" is that of the job.
+        kinds_of: Tells from the job's id the kinds of each file's KEKs: of its own data key, then of those of columns.
+        dek_length: Bytes of a data key.
+        taken_up: A job to go on with, and the files of its plan, by path.
+        policy: The policy that the job brings.
+
+    Returns:
+        The job; and the files in their order. Those of the plan that are still what is wanted are taken as they are.
+    """
+    kinds: list[list[Want]] = []
+
+    def wants(job_id: str) -> Counter[Want]:
+        kinds[:] = kinds_of(job_id)
+        return Counter(chain.from_iterable(kinds))
+
+    planned: Mapping[str, FileEntry] = {}
+    if taken_up is None:
+        head = snapshot.entry
+        job = Job.begin(snapshot.log, operation, wants, head=head, resumable=True, facts=facts, policy=policy)
+    else:
+        job, planned = taken_up
+    try:
+        if taken_up is not None:
+            job.keys.policy = policy
+            wants(job.id)
+        taken = [_planned(job, planned.get(row.path), row, each) for row, each in zip(wanted, kinds, strict=True)]
+        missing = [i for i, row in enumerate(taken) if row is None]
+        new: list[FileEntry] = []
+        if missing:
+            named = (_named(wanted[i], job.id) for i in missing)  # one by one: a million take some memory
+            new = job.keys.sealed(named, [kinds[i] for i in missing], dek_length)
+            job.will_write(new)
+    except BaseException as error:
+        if taken_up is None and isinstance(error, Exception):
+            with suppress(AgsError, OSError):
+                job.give_up()  # it has written nothing
+        job.release()
+        raise
+    fresh = iter(new)
+    return job, [row or next(fresh) for row in taken]
+
+
+def _named(row: FileEntry, job_id: str) -> FileEntry:
+    set_id = job_id if row.set_id == "" else row.set_id
+    return row._replace(file=written_name(row.path, job_id, row.format), job_id=job_id, set_id=set_id)
+
+
+def _planned(job: Job, old: FileEntry | None, new: FileEntry, kinds: Sequence[Want]) -> FileEntry | None:
+    """Return a planned file if it is what is wanted now. Its KEK may be another by now: the commit wraps again."""
+
+    def what(row: FileEntry) -> tuple[Any, ...]:
+        columns = tuple(key["column"] for key in row.column_keys or ())
+        return row.format, row.plain_length, row.stamp, row.block_size, row.key_material is None, columns
+
+    if old is None or what(old) != what(new):
+        return None
+    masters = [job.keys.kind_of(key_id).wrapping_key_id for key_id in list(key_ids(old))[1:]]
+    return old if masters == [kind.wrapping_key_id for kind in kinds[1:]] else None
+
+
+def with_columns(row: FileEntry, masters: Mapping[str, str]) -> FileEntry:
+    """Return a new file whose columns of these names are to have data keys of their own."""
+    columns = tuple({"column": column, "key_id": "", "wrapped_dek": b""} for column in masters)
+    return row._replace(key_id="", wrapped_dek=b"", column_keys=columns or None)
+
+
+def write_files(
+    job: Job,
+    entries: Sequence[FileEntry],
+    options: Options,
+    *,
+    source: Store | None = None,
+    old: Mapping[str, FileEntry] = MappingProxyType({}),
+) -> list[Row]:
+    """Write the files of a job, and return their rows.
+
+    They are made from the files of a folder, `source`, or from files of the dataset, `old` (by path).
+    """
+    store, key_ids = job.log.store, {key_id for row in (*entries, *old.values()) for key_id in row.key_ids()}
+    context = Context(
+        job.operation,
+        job.id,
+        job.base.dataset_id,
+        store,
+        job.keys.envelope().subset(key_ids),
+        source,
+        fsync=options.fsync,
+        verify_after=options.verify_after,
+        resume=options.resume if job.has_tasks else None,
+    )
+    rows = run_tasks(context, [Task(entry, old.get(entry.path)) for entry in entries], options, writes=True)
+    if options.fsync:
+        done = {row.dst for row in rows if row.status == "ok"}
+        store.sync_folders(entry.file for entry in entries if store.full_path(entry.file) in done)
+    return rows
+
+
 def commit_files(
-    plan: Plan,
-    context: Context,
+    job: Job,
     entries: Sequence[FileEntry],
     rows: list[Row],
-    base: Version | None,
     replaced: Mapping[str, FileEntry],
-    policy: Policy | None = None,
+    *,
+    whole: bool = False,
 ) -> JobResult:
-    """Commit the version with the files that succeeded, and end the job."""
-    by_name, above = {entry.file: entry for entry in entries}, len(context.dataset.full_path(""))
+    """Commit the version with the files that succeeded, end the job, and do what the policy says of old versions.
+
+    whole: commit all of them, or nothing if another job has changed one of the paths.
+    """
+    store, above = job.log.store, len(job.log.store.full_path(""))
+    by_name = {entry.file: entry for entry in entries}
     good = [
         with_lengths(by_name[row.dst[above:]], row.file_length or 0, row.plain_length)
         for row in rows
@@ -180,43 +368,54 @@ def commit_files(
     ]
     del by_name
     good.sort(key=lambda entry: entry.path)
-    remove = [replaced[entry.path] for entry in good if entry.path in replaced]
-    wish = Wish(context.op, context.job_id, good, remove, base, policy=policy)
-    version, _, change = commit_plan(plan, wish, fsync=context.fsync)
-    if change.refused:
-        names = {context.dataset.full_path(entry.file) for entry in change.refused}
-        why = "another job has put a file of this path into the dataset meanwhile: run the job again"
+    remove = {entry.path: replaced[entry.path].file for entry in good if entry.path in replaced}
+    job.writer_died |= any(row.attempt or row.error_class == "WorkerDiedError" for row in rows)
+    made = job.commit(Wish(job.operation, good, remove, whole=whole, policy=job.keys.policy))
+    lost = {store.full_path(entry.file) for entry in good} - {store.full_path(file) for file in _taken(job, made, good)}
+    if lost:
+        why = (
+            "another job has changed this path, or there is a file or a folder in its place, so the file is not in the "
+            "dataset: run the job again"
+        )
         rows = [
-            row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in names else row
+            row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in lost else row
             for row in rows
         ]
-    result = result_of(plan.dataset.store, context.op, context.job_id, version, rows)
-    warn_of_dead(plan.dataset, plan.beside, result)
-    if good:
-        apply_retention(plan.dataset, result)
+    result = ended(job, made, rows)
+    warn_of_dead(job, made.head, result)
     return result
 
 
-def warn_of_dead(dataset: Ledger, job_ids: Iterable[str], result: JobResult) -> None:
-    """Add a warning to a result for each of these other jobs that died and can be continued or given up."""
-    for plan in dead_plans(dataset, job_ids):
-        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.strptime(plan.job_id[:15], "%Y%m%dT%H%M%S"))
-        what = str(plan.body.get("operation"))
-        if what == "encrypt":
-            what += f" of {without_password(str(plan.body.get('source')))}"
-        result.warnings.append(
-            f"the job {plan.job_id} ({what}, begun at {begun} UTC) died before its end, and its plan still holds keys "
-            "and names. To go on with the job, run it again as it was, with resume; to give it up, run `ags-fast "
-            "sweep` with the options of the KMS"
-        )
+def _taken(job: Job, made: Committed, good: Sequence[FileEntry]) -> set[str]:
+    """Return which of a job's objects its version names. Another process of the job may have made the version."""
+    if made.version is None:
+        return set()
+    own = set(job.made)
+    if all(job_of(table.path) != job.id or table.path in own for table in made.version.files):
+        return {row.file for row in made.change.add}
+    found = Snapshot(job.log, made.version).find([row.path for row in good])
+    return {row.file for _, row in found.values()}
 
 
-def commit_without_files(dataset: Ledger, wish: Wish) -> Committed:
-    """Commit a wish for which no file is written, under a plan of its own."""
-    dataset.store.check_writable()
-    base = dataset.committed(wish.base)
-    reserve_keys(dataset, base.policy, wish.job_id, None, True, [], [])  # for the key that seals the manifests
-    with ExitStack() as held:
-        facts = {"operation": wish.operation, "source": shown(dataset.store.url)}
-        plan, _ = begin_plan(dataset, held, wish.job_id, [], 0, base=base.number, **facts)
-        return commit_plan(plan, wish)
+def warn_of_dead(job: Job, head: Entry, result: JobResult) -> None:
+    """Add a warning to a result for each other job that died and can be continued or given up."""
+    for plan_id, sign in sorted(job.plans_seen.items()):
+        if sign.of is not None or plan_id in head.over or plan_id == job.id:
+            continue
+        with suppress(OSError, *UNREADABLE):
+            plan = _plan(job.log, plan_id, head) if reach.is_dead(job.log, plan_id, job.plans_seen) else None
+            if plan is not None:
+                begun = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(plan.time_ms / 1000))
+                what = plan.operation
+                if what == "encrypt":
+                    what += f" of {plan.facts.get('source')}"
+                result.warnings.append(
+                    f"the job {plan_id} ({what}, begun at {begun} UTC) died before its end, and its plan still holds "
+                    "what it has written. To go on with the job, run it again as it was, with resume; to give it up, "
+                    "run `ags-fast sweep` with the options of the KMS"
+                )
+
+
+def source_fact(url: str) -> dict[str, str]:
+    """Return what a process that resumes a job must share with the one that began it."""
+    return {"source": without_password(shown(url))}

@@ -1,4 +1,4 @@
-"""Which files of a source tree a job takes, and what the files are called in the dataset."""
+"""The sources of an encryption: which files of a tree are taken, and which of them are deleted afterwards."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import os
 import string
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.dataset.names import HIDDEN, object_name
-from ags_fast.errors import PolicyError
+from ags_fast.dataset.names import HIDDEN, check_path
+from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
+from ags_fast.jobs.results import Row, describe
+from ags_fast.jobs.run import verified
+from ags_fast.jobs.work.context import Context, SourceChangedError
+from ags_fast.jobs.work.dispatch import work_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.log import Log
     from ags_fast.fs import Entry, Store
+    from ags_fast.jobs.results import JobResult
+    from ags_fast.jobs.run import Options
 
 
 class Choice(NamedTuple):
@@ -37,24 +45,31 @@ class Choice(NamedTuple):
         return cls(hidden, included, excluded or (), links)
 
 
-def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple[str, str, str]]]:
-    """List the files of a tree in the order of their names, and what is left out.
+def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:
+    """List the files of a tree in the order of their names, and a row for each thing that is left out.
 
     Left out are what a store leaves out (see `Store.list_all`), what `choice` excludes, and what readers of such a tree
     skip: names that begin with ``.`` or ``_`` (``_SUCCESS``), files in folders with such names unless the folders are
     partitions (``_year=2026``), and checksums (``x.crc``).
 
-    Returns:
-        The files, and (path, kind, reason) of each path that is left out.
-
     Raises:
+        FileNotFoundError: There is no such folder.
         PolicyError: The tree holds a Delta, Iceberg or Hudi table, or links that `choice` refuses.
         ValueError: A pattern of `choice.include` matches nothing.
     """
+    if source.local and os.path.isfile(source.url):
+        raise NotADirectoryError(
+            f"{source.url} is a file, and a job takes a folder: AgsWriter, or `ags-fast stream encrypt`, encrypts "
+            "one file"
+        )
+    if source.local and not source.exists():
+        raise FileNotFoundError(f"there is no folder {source.url}")
     listed, left_out = source.list_all()
+    if not listed and not left_out and not source.exists():
+        raise FileNotFoundError(f"there is no folder {source.url}")
     files: list[Entry] = []
     unused = set(choice.include or ())
-    rows: list[tuple[str, str, str]] = []
+    rows: list[Row] = []
     for entry in listed:
         parts = entry.path.split("/")
         _refuse_tables(source, parts)
@@ -62,7 +77,7 @@ def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple
         if reason is None:
             files.append(entry)
         else:
-            rows.append((entry.path, *reason))
+            rows.append(_row(source, entry.path, *reason))
     for path, kind, why in left_out:
         reason = _left_out(path, path.rstrip("/").split("/"), choice, unused)
         if kind in ("OutsideLink", "DanglingLink", "LinkLoop") and reason is None:
@@ -70,10 +85,19 @@ def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[tuple
                 raise PolicyError(f"{source.full_path(path)} is {why}: remove it, exclude it, or pass links='skip'")
             if kind == "OutsideLink":
                 why += ": links='follow' takes what it leads to"
-        rows.append((path, *reason) if reason is not None else (path, kind, why))
+        rows.append(_row(source, path, *(reason or (kind, why))))
     if unused:
         raise ValueError(f"include={sorted(unused)[0]!r} matches no file of {source.url}")
     return files, sorted(rows)
+
+
+def _row(source: Store, path: str, kind: str, why: str) -> Row:
+    if kind == "HiddenFile":
+        try:
+            check_path(path)
+        except PolicyError as error:  # "." in a name of an object store is no folder that is hidden
+            return Row(source.full_path(path), None, "failed", "PolicyError", describe(error))
+    return Row(source.full_path(path), None, "skipped", kind, why)
 
 
 def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str]) -> tuple[str, str] | None:
@@ -81,9 +105,8 @@ def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str])
     if parts[0] == HIDDEN.rstrip("/"):
         return "ReservedName", f"reserved: a dataset keeps its own files in {HIDDEN}"
     if choice.include is not None or choice.exclude:
-        above = [
-            "/".join(parts[:n]) for n in range(1, len(parts) + 1)
-        ]  # a pattern that matches a folder takes all of it
+        # A pattern that matches a folder takes all of it.
+        above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
         matched = [p for p in choice.include or () if any(fnmatch.fnmatchcase(name, p) for name in above)]
         unused.difference_update(matched)
         if choice.include is not None and not matched:
@@ -114,51 +137,8 @@ def _refuse_tables(source: Store, parts: Sequence[str]) -> None:
             )
 
 
-def names_around(listed: Iterable[Entry], format: str) -> tuple[set[str], set[str]]:
-    """Return the paths that `check_names` must see if a dataset has them, and the names that may be folders.
-
-    A path is in the way if it is the path of a new file, of its object, or of a folder above one of them. The object of
-    an AGS1 stream has the name of the file with ``.ags``.
-    """
-    paths: set[str] = set()
-    folders: set[str] = set()
-    for entry in listed:
-        folders.update((entry.path, object_name(entry.path, format=format)))
-    for name in folders:
-        while name and name not in paths:
-            paths.update((name, name.removesuffix(".ags")))
-            name = name.rpartition("/")[0]
-    return paths, folders
-
-
-def check_names(planned: Iterable[FileEntry], present: Iterable[FileEntry]) -> None:
-    """Raise ValueError if two files would have one name, or a file the name of another file's folder."""
-    for what in ("path", "file"):
-        names: dict[str, str] = {}
-        for entry in (*present, *planned):
-            name = getattr(entry, what)
-            if name in names:
-                raise ValueError(
-                    f"{entry.source!r} and {names[name]!r} would both be {name!r} in the dataset: rename one of them"
-                )
-            names[name] = entry.source
-        for name in names:
-            folder = name
-            while "/" in folder:
-                folder = folder.rpartition("/")[0]
-                if folder in names:
-                    raise ValueError(
-                        f"{names[folder]!r} would be the file {folder!r} in the dataset, and {names[name]!r} would "
-                        "need a folder of that name: rename one of them"
-                    )
-
-
 def aad_prefixes(template: str | bytes | None, count: int) -> list[bytes]:
-    """Return the AAD prefix of each of `count` files.
-
-    Args:
-        template: None: 16 random bytes for each file; else a text with ``{n}`` for the number of the file.
-        count: The number of files.
+    """Return the AAD prefix of each of `count` files: 16 random bytes, or a template with the file's number as ``{n}``.
 
     Raises:
         ValueError: The template lacks ``{n}``. All files would have the same prefix, and a swap would go unseen.
@@ -175,3 +155,62 @@ def aad_prefixes(template: str | bytes | None, count: int) -> list[bytes]:
             "'customers_2026-11-20.part{n}'"
         )
     return [template.format(n=n).encode() for n in range(count)]
+
+
+def delete_sources(log: Log, source: Store, entries: Sequence[FileEntry], result: JobResult, options: Options) -> None:
+    """Delete sources after every file was read back from storage, by what the newest version says of it.
+
+    The rows of files that do not read back, and of sources that stay, fail.
+    """
+    names = {log.store.full_path(entry.file): entry for entry in entries}
+    made = [names[row.dst] for row in result.rows if row.status == "ok" and row.dst in names]
+    snapshot = Snapshot(log, log.head())
+    there = {row.path: row for _, row in snapshot.find([entry.path for entry in made]).values()}
+    good = [there[entry.path] for entry in made if entry.path in there and there[entry.path].file == entry.file]
+    checked = {row.src: row for row in verified(snapshot, good, options, result.job_id)[1]}
+    for i, row in enumerate(result.rows):
+        check = checked.get(row.dst or "")
+        if check is not None and check.status != "ok":
+            result.rows[i] = row._replace(status="failed", error_class=check.error_class, error=check.error)
+    replaced = {entry.file for entry in made} - {row.file for row in good}
+
+    def may_go(entry: FileEntry) -> bool:
+        if entry.file in replaced:
+            raise ConcurrentChangeError("another job has replaced or removed the file since")
+        return True
+
+    if not result.failed:
+        _delete(log.store, source, made, result, may_go)
+
+
+def delete_unchanged(snapshot: Snapshot, source: Store, same: Sequence[FileEntry], result: JobResult) -> None:
+    """Delete sources that an earlier run encrypted but did not delete. Bytes are compared: that run may be long ago."""
+    if result.failed or not same:
+        return
+    contents = snapshot.holding({key_id for row in same for key_id in row.key_ids()})
+    context = Context("decrypt", result.job_id, contents.dataset_id, contents.store, contents.envelope, source)
+    _delete(contents.store, source, same, result, lambda entry: work_on(entry.format).same_as_source(context, entry))
+
+
+def _delete(
+    dataset: Store,
+    source: Store,
+    entries: Sequence[FileEntry],
+    result: JobResult,
+    may_go: Callable[[FileEntry], bool],
+) -> None:
+    rows = {row.dst: i for i, row in enumerate(result.rows)}
+    for entry in entries:
+        try:
+            there = source.stat(entry.path)
+            if there is None:
+                continue
+            if not entry.is_of(there.size, there.stamp):
+                raise SourceChangedError("the source has changed since")
+            if not may_go(entry):
+                raise SourceChangedError("the source has other bytes, but the same size and time of change")
+            source.delete_read(there)
+        except (AgsError, OSError) as error:  # the file is committed, and other sources are deleted by now: only report
+            i = rows[dataset.full_path(entry.file)]
+            why = f"the file is in the dataset, but its source was not deleted: {describe(error)}"
+            result.rows[i] = result.rows[i]._replace(status="failed", error_class=type(error).__name__, error=why)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ags_fast.keys.cache import clear_cache
-    from ags_fast.keys.document import open_document, seal_document
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.envelope import Envelope, binding
     from ags_fast.keys.iceberg import (
@@ -28,15 +27,16 @@ if TYPE_CHECKING:
     )
     from ags_fast.keys.kek import new_kek
     from ags_fast.keys.kms import KmsClient, kms_calls, load_kms, set_audit_hook
-    from ags_fast.keys.stores import DatasetKeyStore, KeyResolver, MemoryKeyStore, open_key_store
+    from ags_fast.keys.stores import FolderKeyStore, KeyResolver, KeyStore, MemoryKeyStore, open_key_store
     from ags_fast.keys.stores.sql import SqlKeyStore
 
 __all__ = [
-    "DatasetKeyStore",
     "EncryptedKey",
     "Envelope",
+    "FolderKeyStore",
     "KeyEntry",
     "KeyResolver",
+    "KeyStore",
     "KmsClient",
     "MemoryKeyStore",
     "SqlKeyStore",
@@ -48,12 +48,10 @@ __all__ = [
     "load_kms",
     "manifest_list_key",
     "new_kek",
-    "open_document",
     "open_key_store",
     "read_encryption_keys",
     "rewrap_keks",
     "rotate_keks",
-    "seal_document",
     "set_audit_hook",
     "unused_keys",
     "write_encryption_keys",
@@ -61,10 +59,6 @@ __all__ = [
 
 _HOMES = {
     "cache": ("clear_cache",),
-    "document": (
-        "open_document",
-        "seal_document",
-    ),
     "entry": ("KeyEntry",),
     "envelope": (
         "Envelope",
@@ -88,8 +82,9 @@ _HOMES = {
         "set_audit_hook",
     ),
     "stores": (
-        "DatasetKeyStore",
+        "FolderKeyStore",
         "KeyResolver",
+        "KeyStore",
         "MemoryKeyStore",
         "open_key_store",
     ),

@@ -7,12 +7,12 @@ key, and the KMS wraps each data key (DEK). See docs/dataset-format.md, "Keys an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from ags_fast.errors import FormatError, KeyAccessError
+from ags_fast.errors import FormatError
 from ags_fast.keys.encoding import to_base64, unbase64
 from ags_fast.keys.kms import Wrapped, check_key_id
 
@@ -28,11 +28,9 @@ __all__ = [
     "SCOPE",
     "SUCCESSOR",
     "KeyEntry",
-    "UnknownKeyError",
     "for_columns",
     "left_masters",
     "moved",
-    "newest_active",
     "retired",
     "retires_ms",
     "seals_documents",
@@ -53,12 +51,8 @@ SCOPE = "scope"  # the files that the KEK is for; a KEK without a scope may seal
 SUCCESSOR = "successor"  # of a retired KEK: the key that took its place
 MOVED_FROM = "moved-from"  # JSON list: master keys used earlier by this KEK and its predecessors
 RETIRES_MS = "retires-ms"  # of a retired KEK: until then, a writer may come that knows no other KEK
-REWRAPPED_MS = "rewrapped-ms"  # when the KEK was wrapped again; removed once an expiry has seen that the wrap opens
+REWRAPPED_MS = "rewrapped-ms"  # when the KEK was wrapped again
 ROW = "row"  # the row of a key store that has the wrapped KEK, in place of the entry
-
-
-class UnknownKeyError(KeyAccessError):
-    """A key store has no key of this id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +98,11 @@ class KeyEntry:
     def double_wrap(self) -> bool:
         """Whether there is a KEK: the entry holds it, wrapped, or names the row of a key store that does."""
         return self.wrapped is not None or ROW in self.properties
+
+    @property
+    def wrap(self) -> bytes | str | None:
+        """What tells its wrap from others: the wrapped KEK, or the name of the row that has it; None in single wrap."""
+        return self.wrapped or self.properties.get(ROW)
 
     def replace(self, **changes: Any) -> KeyEntry:
         """Return the same entry with other values in these fields."""
@@ -181,19 +180,12 @@ def seals_documents(entry: KeyEntry) -> bool:
     return entry.state == "active" and entry.double_wrap and entry.properties.keys().isdisjoint((USE, SCOPE))
 
 
-def newest_active(entries: Iterable[KeyEntry], wrapping_key_id: str | None = None) -> KeyEntry | None:
-    """Return the active entry that was made last, under one master key or (None) under any."""
-    found = None
-    for entry in entries:
-        if entry.state == "active" and wrapping_key_id in (None, entry.wrapping_key_id):
-            found = entry if found is None or entry.created_ms >= found.created_ms else found
-    return found
-
-
 def left_masters(entry: KeyEntry) -> list[str]:
     """Return the master keys that this KEK and its predecessors were under."""
+    if (text := entry.properties.get(MOVED_FROM)) is None:
+        return []
     try:
-        return [str(key_id) for key_id in json.loads(entry.properties.get(MOVED_FROM, "[]"))]
+        return [str(key_id) for key_id in json.loads(text)]
     except (TypeError, ValueError):
         raise FormatError(f"the key {entry.key_id!r} has an impossible {MOVED_FROM}") from None
 
@@ -201,6 +193,8 @@ def left_masters(entry: KeyEntry) -> list[str]:
 def moved(entry: KeyEntry, old: KeyEntry) -> KeyEntry:
     """Return a KEK that takes the place of `old` and names the master keys that were left on the way."""
     left = {*left_masters(entry), *left_masters(old), old.wrapping_key_id} - {entry.wrapping_key_id}
+    if not left and MOVED_FROM not in entry.properties:
+        return entry
     properties = {name: text for name, text in entry.properties.items() if name != MOVED_FROM}
     return entry.replace(properties=properties | ({MOVED_FROM: json.dumps(sorted(left))} if left else {}))
 

@@ -14,22 +14,21 @@ import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key, rewrap
 from ags_fast.ags1 import KEY_LIMIT
-from ags_fast.arrays import arrow_array
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError
+from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError, UnknownKeyError
 from ags_fast.keys.cache import cache_name, unwrapped_keks
-from ags_fast.keys.entry import KeyEntry, UnknownKeyError
+from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.kek import KEK_NBYTES, bad_wrap
 from ags_fast.keys.kms import KmsClient, aes_key, as_kms, same_counts, shared_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from pyarrow import BinaryArray
 
 __all__ = ["Envelope", "binding", "in_threads"]
 
@@ -125,7 +124,7 @@ class Envelope:
             kms, master = self.kms, entry.wrapping_key_id
             wrapped = []
             for dek, bound in items:
-                wrapped.append(kms.wrap_key(dek + hashlib.sha256(bound).digest(), master))
+                wrapped.append(bytes(kms.wrap_key(dek + hashlib.sha256(bound).digest(), master)))
                 self._prove(entry, wrapped[-1], bound, dek)
             return wrapped
         key = self._key(entry)
@@ -209,47 +208,26 @@ class Envelope:
                 return had
             if not rewraps:
                 return self.wrap(new, self.unwrap(old, *item), item[1])
-            wrapped = kms.rewrap_key(item[0], master)
+            wrapped = bytes(kms.rewrap_key(item[0], master))
             self._prove(after, wrapped, item[1])
             return wrapped
 
-        return in_threads(ask, items, concurrency)
+        return in_threads(ask, items, concurrency if kms.waits else 1)
 
-    def pair(self, old: str, new: str) -> tuple[Key, Key] | None:
-        """Return two KEKs for `rewrap`, the second of which may wrap; None unless both are in double wrap."""
-        before, after = self._entry(old), self._entry(new)
-        self._check_wraps(after)
-        return (self._key(before), self._key(after)) if before.double_wrap and after.double_wrap else None
-
-    def rewrap_column(
-        self,
-        old: str,
-        new: str,
-        prefix: bytes,
-        names: BinaryArray,
-        wrapped: BinaryArray,
-        ready: Mapping[tuple[str, bytes], bytes] | None = None,
-        concurrency: int = 1,
-    ) -> BinaryArray:
-        """Return `rewrap_many` of an Arrow array of wrapped DEKs. A binding is `prefix` and a name of `names`."""
-        import pyarrow as pa
-
-        if (pair := self.pair(old, new)) is None:
-            items = [(w, prefix + name) for w, name in zip(wrapped.to_pylist(), names.to_pylist(), strict=True)]
-            return arrow_array(self.rewrap_many(old, new, items, ready, concurrency), pa.binary())
-        out = bytearray(len(wrapped.buffers()[2] or b""))
+    def rewrap_buffers(self, old: str, new: str, prefix: bytes, names: Any, wrapped: Any, out: bytearray) -> None:
+        """Wrap DEKs of one KEK by another. names, wrapped: offsets (int32), and what is between each two of them."""
+        self._check_wraps(self._entry(new))
+        before, after = self._key(self._entry(old)), self._key(self._entry(new))
         try:
-            rewrap(*pair, prefix, *_arrow(names), *_arrow(wrapped), out)
+            rewrap(before, after, prefix, names[0], names[1], wrapped[0], wrapped[1], out)
         except (IntegrityError, ValueError):
-            for one, name in zip(wrapped.to_pylist(), names.to_pylist(), strict=True):  # to say which one is wrong
+            spans = [pairwise(memoryview(at).cast("B").cast("i")) for at, _ in (wrapped, names)]
+            for (i, j), (k, m) in zip(*spans, strict=True):  # to say what is wrong, and with which
                 try:
-                    self.unwrap(old, one or b"", prefix + name)
+                    self.unwrap(old, bytes(wrapped[1][i:j]), prefix + bytes(names[1][k:m]))
                 except (FormatError, IntegrityError) as error:
-                    raise type(error)(f"{os.fsdecode(name)}: {error}") from None
+                    raise type(error)(f"{os.fsdecode(bytes(names[1][k:m]))}: {error}") from None
             raise
-        return pa.BinaryArray.from_buffers(
-            wrapped.type, len(wrapped), [None, wrapped.buffers()[1], pa.py_buffer(out)], offset=wrapped.offset
-        )
 
     def wrap_bare(self, key_id: str, dek: bytes) -> tuple[str, bytes]:
         """Have the KMS wrap a DEK itself and without a binding, as Parquet's key tools do.
@@ -346,12 +324,6 @@ class Envelope:
 
 def _used_up(entry: KeyEntry) -> KeyLimitError:
     return KeyLimitError(f"the key {entry.key_id!r} would wrap more than {KEY_LIMIT} keys: make a new one")
-
-
-def _arrow(array: Any) -> tuple[Any, Any]:
-    """Return the offsets of an Arrow array of bytes, and the bytes."""
-    _, offsets, data = array.buffers()
-    return memoryview(offsets)[4 * array.offset : 4 * (array.offset + len(array) + 1)], data or b""
 
 
 def in_threads(work: Callable[[Item], Result], items: Iterable[Item], concurrency: int) -> list[Result]:

@@ -180,6 +180,7 @@ def add_manifest_list_key(
     *,
     length: int = 32,
     now: int | None = None,
+    own: Mapping[str, bytes] | None = None,
 ) -> tuple[list[EncryptedKey], str]:
     """Add the key of one more manifest list.
 
@@ -193,6 +194,7 @@ def add_manifest_list_key(
         wrapping_key_id: The master key, as the table's property ``encryption.key-id`` names it.
         length: Bytes of a new KEK: 16, 24 or 32.
         now: Milliseconds since the epoch.
+        own: The KEKs that may wrap, as they are wrapped, by id; None: any. Whoever writes the list may add others.
 
     Returns:
         The new list, and the key's id, for the snapshot.
@@ -206,12 +208,11 @@ def add_manifest_list_key(
         and key.encrypted_by_id == wrapping_key_id
         and now - key.created_ms < LIFESPAN_MS
         and key.entry().state == "active"
+        and (own is None or own.get(key.key_id) == key.encrypted_key_metadata)
     ]
-    if wrapping:
-        kek = max(wrapping, key=lambda key: key.created_ms)
-    else:
-        kek = _new_kek(client, wrapping_key_id, length, now, _new_id())
-        keys.append(kek)
+    kek = max(wrapping, key=lambda key: key.created_ms, default=None)
+    if kek is None:
+        keys.append(kek := _new_kek(client, wrapping_key_id, length, now, _new_id()))
     wrapped = _wrapped(kek, [metadata.encode()], client)[0]
     keys.append(EncryptedKey(_new_id(), wrapped, kek.key_id))
     return keys, keys[-1].key_id
@@ -429,9 +430,8 @@ def _unwrapped(
     try:
         return envelope.unwrap_many(kek_id, [(key.encrypted_key_metadata, bound) for key in group])
     except IntegrityError as error:
-        raise IntegrityError(
-            f"a key of a manifest list does not open, or {KEY_TIMESTAMP} was changed: {error}"
-        ) from None
+        why = f"a key of a manifest list does not open, or {KEY_TIMESTAMP} was changed"
+        raise IntegrityError(f"{why}: {error}") from None
 
 
 def _new_id(first_of: int = 0) -> str:

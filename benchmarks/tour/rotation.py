@@ -6,8 +6,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.dataset.look import read_newest
+from ags_fast.dataset import reach
+from ags_fast.dataset.access import Access
 from ags_fast.keys import kms_calls, load_kms
 from ags_fast.keys.kms import local
 from ags_fast.spark import SparkEngine
@@ -32,8 +32,8 @@ def rotate_everything(spark: SparkSession, kms: dict[str, str], double: Path, si
     return [
         jobs.rotate(double, kms=kms, what="mek", engine=engine, progress=False),
         jobs.rotate(double, kms=kms, what="kek", engine=engine, progress=False),
-        jobs.rotate(single, kms=kms, what="kek", engine=engine, progress=False),
         jobs.rotate(single, kms=kms, what="mek", engine=engine, progress=False),  # the KEK of its documents
+        jobs.rotate(single, kms=kms, what="kek", engine=engine, progress=False),
     ]
 
 
@@ -42,8 +42,8 @@ def rotate_everything(spark: SparkSession, kms: dict[str, str], double: Path, si
 WHATS = (
     "R3, double wrap: KEKs wrapped by the new master version",
     "R2, double wrap: new KEKs, data keys wrapped by them",
+    "R3, single wrap: the KEK of the tables",
     "R1, single wrap: every data key wrapped again by the KMS",
-    "R3, single wrap: the KEK of the manifests",
 )
 
 
@@ -76,15 +76,14 @@ def chapter(spark: SparkSession, steps: Steps, kms: dict[str, str], source: Path
         local.set_state(kms, MASTER_KEY, "destroyed", version=int(before_version))
         problems = [_read_back(dataset, tree, scratch / f"{dataset.name}-read", shared) for dataset in (double, single)]
     steps.check(f"{2 * len(_files(tree))} files, bit for bit the originals", "".join(problems))
-    with steps.step("What only old keys open is expired by force"):
-        expired = [jobs.expire(dataset, kms=kms, force=True) for dataset in (double, single)]
+    with steps.step("What only old keys open is expired, without the grace of keys"):
+        expired = [jobs.expire(dataset, kms=kms, keep=1, skip_grace=True) for dataset in (double, single)]
     gone: dict[str | None, int] = {}
     for result in expired:
         for row in result.rows:
             gone[row.format] = gone.get(row.format, 0) + (row.status == "ok")
     steps.check(
-        f"removed: {gone.get('version', 0)} versions, {gone.get('manifest', 0)} manifests, {gone.get('key', 0)} keys, "
-        f"{gone.get('keys', 0)} superseded lists of keys",
+        f"removed: {gone.get('version', 0)} versions, {gone.get('table', 0)} tables, {gone.get('key', 0)} keys",
         "".join(first_failure(result) for result in expired) or ("" if gone.get("key") else "no key was removed"),
     )
     steps.say("What depends on which key now:")
@@ -95,15 +94,13 @@ def _print_keys(kms: dict[str, str], *datasets: Path) -> None:
     client = load_kms(kms)
     print(f"\n   {'dataset':<9}{'key':<24}{'for':<15}{'state':<9}{'master':<12}{'data keys':>9}  versions")
     for dataset in datasets:
-        opened = Ledger.open(dataset, client)
-        versions = list(opened.versions())
+        log, head = Access.of(dataset, client).open()
         needed: dict[str, list[int]] = {}
-        for version in reversed(versions):
-            counts: Counter[str] = read_newest(opened, version, {}).used()
-            for key_id in {version.key_id, *counts, *(ref.key_id for ref in version.manifests)}:
-                needed.setdefault(key_id, []).append(version.number)
-        counts = read_newest(opened, versions[0], {}).used()
-        for key in opened.keys.list():
+        for entry in reversed(log.kept(head)):
+            for key_id in reach.needed_keks(log, [entry], head):
+                needed.setdefault(key_id, []).append(entry.number)
+        counts = log.tables.counted(head.files, log.envelope(head))
+        for key in head.keys.values():
             master = f"version {client.key_version(key.wrapped)}" if key.wrapped else "KMS wraps"
             use = key.properties.get("scope") or ("documents" if key.double_wrap else "data keys")
             print(

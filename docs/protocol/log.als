@@ -1,13 +1,11 @@
 module log
 open util/ordering[Num] as number
-
 /* The log of a dataset; docs/protocol.md has the rules in words. A step is one request to the store, or several reads
    which no other order could tell from one (docs/protocol.md, "What was checked"). A process that is never scheduled
    again has crashed; one that is scheduled late has paused. There is no clock, so nothing here can hang on one (C5).
    A rule that a command does not mention has the scope 0, that is: the rule is on. `1 Job` is a job of any kind. */
 
-sig Num {}                                      -- a number of the log
-abstract sig Path {} one sig X, Y extends Path {}
+sig Num {} abstract sig Path {} one sig X, Y extends Path {}   -- numbers of the log; paths
 abstract sig Job {}                             -- one wish, one commit; one process works on it, or more
 sig Put extends Job { at: one Path }            -- a new object at a path; with a new KEK: a rotation of the KEK
 sig Rename extends Job {}                       -- what is at X goes to Y
@@ -19,36 +17,32 @@ sig Entry {                                     -- the body of an entry; two req
   keys, old: set Kek                            -- old: the KEKs that the old master key version wraps
 }
 sig Gone in Entry {}                            -- the old master key version is `gone`
+sig Back in Entry {}                            -- the entry brought files of an older version back
 sig Before in Entry {}                          -- what the log has been before the first step
-
 /* Rules that a variant leaves out: `exactly 1 NoNames` in the scope of a command. */
 sig NoNames, NoPlanFirst, NoPlanOnce, NoOverCheck, NoPlanCheck, NoPlanAfter, NoKeks, NoKept, NoAnew, NoMark, NoDrop, NoLook,
-  NoUnknown, NoGiveUp, NoAbort, NoCandidatesFirst, NoPlansThenHead, NoWhole, NoStrays, NoHasPlan, NoKeptNames, NoExpiryPlans, NoTrim, NoDecide,
+  NoUnknown, NoGiveUp, NoAbort, NoCandidatesFirst, NoPlansThenHead, NoWhole, NoStrays, NoHasPlan, NoKeptNames, NoBack, NoAncestors, NoExpiryPlans, NoTrim, NoDecide,
   NoFence, NoPast, NoRelook, NoKekKept, NoKekOwn, NoExtPut, NoExtOrder, NoExtHead, NoUnder, NoGoneCheck, NoGoneEntry, NoGoneHead {}
-
 /* The store. `flight`: creates that were sent; they land later, or never. `truth`: what the log was, for the claims only. */
-var sig log, flight, truth in Entry {}
-var sig objs, ever in Obj {}
-var sig plans, latePlans in Job {}
+var sig log, flight, truth in Entry {} var sig objs, ever in Obj {} var sig plans, latePlans in Job {}
 var sig rows, oldWrap in Kek {}                 -- the external key store; new KEKs that were wrapped under the old version
-abstract sig Pc {}                              -- where a process is in its program
-one sig Start, Bare, Ready, Asked, Quit, Rows, D1, D2, D3, D4, Done extends Pc {}
+abstract sig Pc {} one sig Start, Bare, Ready, Asked, Quit, Rows, D1, D2, D3, D4, Done extends Pc {}   -- where a process is
 abstract sig Answer {} one sig Yes, No, Maybe extends Answer {}
 abstract sig Proc { var pc: one Pc, var made, seen: lone Entry, var told: lone Answer, var cand: set Obj, var saw: set Job }
 sig Writer extends Proc { job: one Job, newKek: lone Kek }  -- newKek: the KEK that this process, and no other, may make (rule 9)
 sig Expirer, Sweeper, Master extends Proc {}    -- Master turns the master key
-
 fun over[e: Entry]: set Job { e.committed + e.ended }
 fun top[es: set Entry]: lone Entry { { e: es | no x: es | gt[x.num, e.num] } }
 fun head: lone Entry { top[log] }
 fun kept[e: Entry]: set Num { { n: Num | gte[n, e.first] and lte[n, e.num] } }
 fun versions[e: Entry]: set Entry { { x: truth | x.num in kept[e] } }
+fun few[e: Entry]: set Entry { e + { x: versions[e] | x.num = e.first or (no NoBack and x in Back) } } -- all that an expiry reads
+fun older[n: Num]: set Obj { { x: truth | lt[x.num, n] }.snap[Path] }   -- what ancestors below a number name
 fun own[j: set Job]: set Obj { owner.(job.j) }
 fun below[n: Num]: set Entry { { e: log | lt[e.num, n] } }
 fun news[w: Writer]: set Kek { (job.(w.job)).newKek }   -- the new KEKs of all processes of a job: its commit may bring them
 fun left: set Job { no NoDrop => plans else none }      -- who stays in `over`: rule 3f
 pred waits[w: Writer] { some e: flight | e.by = w.job and gt[e.num, head.num] }
-
 -- Frames
 pred world[f: set Entry, o: set Obj, p: set Job, r: set Kek] {
   log' = log and truth' = truth and flight' = f and objs' = o and ever' = ever + o and plans' = p and rows' = r
@@ -63,7 +57,6 @@ pred to[p: Proc, c: Pc, m: lone Entry, t: lone Answer, k: set Obj, s: set Job, h
   p.pc' = c and p.made' = m and p.seen' = h and p.told' = t and p.cand' = k and p.saw' = s and still[Proc - p]
 }
 pred answer[w: Writer, c: Pc, t: Answer] { calm and to[w, c, w.made, t, w.cand, none, none] }
-
 -- Steps of the store
 pred land[e: Entry] {                           -- a create arrives; it is exclusive
   flight' = flight - e and objs' = objs and ever' = ever and plans' = plans and rows' = rows and aside and still[Proc]
@@ -72,8 +65,7 @@ pred land[e: Entry] {                           -- a create arrives; it is exclu
 }
 pred landPlan {                                 -- the create of a plan arrives, late
   some j: latePlans - plans | plans' = plans + j and latePlans' = latePlans - j
-  log' = log and truth' = truth and flight' = flight and objs' = objs and ever' = ever and rows' = rows and oldWrap' = oldWrap
-  still[Proc]
+  log' = log and truth' = truth and flight' = flight and objs' = objs and ever' = ever and rows' = rows and oldWrap' = oldWrap and still[Proc]
 }
 pred tidy {                                     -- whoever has read the head removes entries below `first`
   log' in log and some log - log' and log - log' in below[no NoTrim => head.first else head.num]
@@ -112,8 +104,7 @@ pred again[w: Writer, o: set Obj] {             -- rule 3d: the KEK has left the
   makes[w, o, plans] and latePlans' = latePlans and to[w, Ready, w.made, none, o, none, none]
 }
 pred peek[w: Writer] {                          -- only without PlanAfter: looks for its plan before the head
-  some NoPlanAfter and w.pc in Ready + Asked and no w.saw and w.job in plans
-  calm and to[w, w.pc, w.made, none, w.cand, w.job, none]
+  some NoPlanAfter and w.pc in Ready + Asked and no w.saw and w.job in plans and calm and to[w, w.pc, w.made, none, w.cand, w.job, none]
 }
 pred runs[w: Writer] {                          -- reads the head: the job is not over, its plan is there: rules 3a to 3c
   w.pc in Ready + Asked and (no NoOverCheck implies w.job not in over[head])
@@ -125,6 +116,7 @@ pred hears[w: Writer] {                          -- the head says what happened,
   or w.job not in over[head] + plans and no NoPlanCheck + NoPlanAfter and answer[w, Done, Maybe]
 }
 pred decided[w: Writer, e: Entry] {             -- rule 3d: what the wish makes of the head
+  e in Back iff w.job in Restore
   (some NoAnew and some w.made.by) => e.snap = w.made.snap
   else w.job in Put => {
     some o: w.cand { e.snap = head.snap ++ (w.job.at -> o) and (no NoKeks implies o.kek in head.keys + news[w]) }
@@ -195,6 +187,10 @@ pred bury[p: Sweeper] {                         -- plans of silent jobs that the
 -- Rule 6: candidates and plans, then the head with what its kept versions name, then delete
 fun found[p: Proc]: set Obj { p in Expirer => below[no NoDecide => head.first else p.made.first].snap[Path] & objs else objs }
 fun spared[p: Proc, j: set Job]: set Obj { (no NoHasPlan and (p in Sweeper or no NoExpiryPlans)) => own[j] else none }
+fun named[p: Proc, h: Entry]: set Obj {         -- an expiry reads few versions, for what the head's ancestors name
+  some NoKeptNames => h.snap[Path] else p in Sweeper => (h + versions[h]).snap[Path]
+  else few[h].snap[Path] + (no NoAncestors => versions[h].snap[Path] - older[h.first] else none)
+}
 pred list[p: Proc] {
   p.pc = D1 or (p in Expirer and p.pc in Start + Asked)
   calm and to[p, D2, p.made, none, found[p], no NoPlansThenHead => plans else none, no NoPlansThenHead => none else head]
@@ -203,7 +199,7 @@ pred read[p: Proc] {
   p.pc = D2 and calm
   let h = ((p in Expirer and some NoDecide) => p.made else no NoPlansThenHead => head else p.seen),
       k = (no NoCandidatesFirst => p.cand else found[p]) - spared[p, no NoPlansThenHead => p.saw else plans] {
-    no NoWhole + NoStrays => to[p, D4, p.made, none, k - (no NoKeptNames => h + versions[h] else h).snap[Path], none, none] else to[p, D3, p.made, none, k, none, h]
+    no NoWhole + NoStrays => to[p, D4, p.made, none, k - named[p, h], none, none] else to[p, D3, p.made, none, k, none, h]
   }
 }
 pred reach[p: Proc] {                           -- only without Whole or Strays: the kept versions' entries are read later than the head
@@ -245,11 +241,12 @@ pred storeStep { (some e: flight | land[e]) or landPlan or tidy }
 pred step { writerStep or deleterStep or expirerStep or sweeperStep or masterStep or storeStep }
 pred idle { calm and still[Proc] }
 fact { always (step or always idle) }
+pred steady[h, e: Entry] { e in Back or no (e.snap[Path] - h.snap[Path]) & older[h.num] }   -- only in `Back` comes what was away
 pred begun {                                    -- at first: any log without jobs, an expiry perhaps in the midst of its deletions
   truth = Before and log in truth and some log and truth.num = { n: Num | lte[n, head.num] } and kept[head] in log.num
   all disj a, b: truth | a.num != b.num
   all e: truth | lte[e.first, e.num] and no over[e] and no e.by and no e.snap[Path].owner and e not in Gone
-  all a, b: truth | b.num = a.num.next implies lte[a.first, b.first]
+  all a, b: truth | b.num = a.num.next implies lte[a.first, b.first] and steady[a, b]
   no objs.owner and versions[head].snap[Path] in objs and ever = objs + truth.snap[Path]
   versions[head].snap[Path].kek in head.keys and head.old in head.keys and head.keys in rows
   no flight and no plans and no latePlans and no oldWrap and (no NoKekOwn implies no Writer.newKek & (Before.keys + rows + ever.kek))
@@ -283,6 +280,7 @@ pred fine[e: Entry] {                           -- an entry on its way that woul
   e.committed in head.committed + e.by and head.committed & plans in e.committed and head.ended & plans in e.ended
   no (e.ended - head.ended) & truth.by and no e.ended & e.committed and e.ended in born - latePlans
   e.snap[Path] in objs and e.snap[Path] in versions[head].snap[Path] + own[e.by]
+  (some e.by & Restore implies e in Back) and (some e.by & Put implies e.snap[e.by.at] in own[e.by])
   { x: versions[head] | gte[x.num, e.first] }.snap[Path].kek + e.snap[Path].kek in e.keys
   let new = e.keys - head.keys | new in rows and no new & truth.keys and new in (job.(e.by)).newKek
   e.old in e.keys and (head in Gone implies e in Gone) and (e in Gone implies no e.old)
@@ -292,7 +290,7 @@ pred inv {
   some truth and Before in truth and head = top[truth] and truth.num = { n: Num | lte[n, head.num] }
   (all disj a, b: truth | a.num != b.num) and (all disj a, b: log | a.num != b.num)
   kept[head] in (log & truth).num and (log - below[head.first]) in truth and no flight & (log + truth)
-  (all e: truth | lte[e.first, e.num]) and (all a, b: truth | a.num.next = b.num implies lte[a.first, b.first])
+  (all e: truth | lte[e.first, e.num]) and (all a, b: truth | a.num.next = b.num implies lte[a.first, b.first] and steady[a, b])
   all e: truth - Before, h: truth | h.num.next = e.num implies did[e, h]
   all e: flight | lte[e.num, head.num] or (e.num = head.num.next and fine[e])
   -- jobs
@@ -375,6 +373,7 @@ check no_candidates_first { holds } for 0 but exactly 1 NoCandidatesFirst, 2 Num
 check no_plans_then_head { holds } for 0 but exactly 1 NoPlansThenHead, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 10..10 steps expect 1
 check no_has_plan { holds } for 0 but exactly 1 NoHasPlan, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 8..8 steps expect 1
 check no_kept_names { holds } for 0 but exactly 1 NoKeptNames, 2 Num, 2 Entry, 1 Obj, exactly 1 Sweeper, 1 Proc, 5..5 steps expect 1
+check no_back { holds } for 0 but exactly 1 NoBack, 4 Num, 4 Entry, 1 Obj, exactly 1 Expirer, 1 Proc, 5..5 steps expect 1
 check no_trim { holds } for 0 but exactly 1 NoTrim, 2 Num, 2 Entry, 1 Obj, exactly 1 Expirer, 1 Proc, 3..3 steps expect 1
 check no_decide { holds } for 0 but exactly 1 NoDecide, 3 Num, 3 Entry, 1 Obj, exactly 1 Expirer, 1 Proc, 5..5 steps expect 1
 check no_fence { holds } for 0 but exactly 1 NoFence, 2 Num, 2 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Sweeper, 2 Proc, 8..8 steps expect 1
@@ -398,3 +397,4 @@ check large_no_expiry_plans { (no ended and one Before and always (no latePlans 
 check large_no_past { holds } for 0 but exactly 1 NoPast, 4 Num, 5 Entry, 1 Obj, 1 Job, 1 Put, exactly 1 Writer, exactly 1 Expirer, exactly 1 Sweeper, 3 Proc, 15..15 steps expect 1
 check large_no_relook { holds } for 0 but exactly 1 NoRelook, exactly 4 Num, exactly 4 Entry, 0 Obj, exactly 1 Kek, exactly 1 Job, exactly 1 Restore, exactly 2 Writer, exactly 1 Expirer, exactly 1 Sweeper, exactly 4 Proc, 13..13 steps expect 1
 check large_no_strays { (no ended and one Before and (writerStep; writerStep; expirerStep; storeStep; writerStep; storeStep; sweeperStep; deleterStep; deleterStep; writerStep; writerStep; storeStep; storeStep; storeStep; deleterStep; deleterStep)) implies holds } for 0 but exactly 1 NoStrays, exactly 4 Num, exactly 5 Entry, exactly 2 Obj, exactly 2 Job, exactly 1 Put, exactly 1 Restore, exactly 2 Writer, exactly 1 Expirer, exactly 1 Sweeper, exactly 4 Proc, 17..17 steps expect 1
+check large_no_ancestors { (no ended and one Before and (writerStep; writerStep; expirerStep; storeStep; expirerStep; storeStep; storeStep; writerStep; storeStep; writerStep; writerStep; writerStep; writerStep; storeStep; storeStep; deleterStep; deleterStep; deleterStep)) implies holds } for 0 but exactly 1 NoAncestors, exactly 5 Num, exactly 6 Entry, exactly 1 Obj, exactly 2 Job, exactly 1 Put, exactly 1 Restore, exactly 2 Writer, exactly 1 Expirer, exactly 3 Proc, 19..19 steps expect 1

@@ -14,17 +14,11 @@ from collections import Counter
 from typing import Any
 
 import pyarrow.parquet  # noqa: F401  # before a clock runs
-from killing import ended, fork
-from kms_clients import keystore
 
 import ags_fast
 from ags_fast import AgsError, Dataset, jobs
-from ags_fast.dataset.keks import Uses, Want
-from ags_fast.dataset.ledger import Ledger
-from ags_fast.fs import Store
 from ags_fast.jobs import LocalEngine
 from ags_fast.jobs.engines.start import import_path, start_python
-from ags_fast.keys import load_kms, uses
 from ags_fast.keys.kms import kms_calls
 
 
@@ -62,16 +56,6 @@ def start_embedded(executable: str | None) -> None:
     assert "-P" in start_python("", []).communicate()[0].decode()
 
 
-def reserve_and_fork(folder: pathlib.Path) -> None:
-    """Prints if uses are reserved in a child, and here."""
-    ledger = Ledger.open_or_create(Store(folder / "dataset"), load_kms(keystore(folder, "m")), "m")
-    for _ in range(uses.OFTEN + 1):
-        ledger.keyring.reserve({Want("m"): Uses(1, 64)}, None)
-    assert uses.has_reserved(ledger.id)
-    assert ended(fork(lambda: print(uses.has_reserved(ledger.id), flush=True))) == 0
-    print(uses.has_reserved(ledger.id))
-
-
 def begin_transaction(url: str, kms: dict[str, str], finished: bool) -> None:
     """Says when it is in the middle, and stays there."""
     dataset = Dataset.open(url, kms=kms)
@@ -83,6 +67,16 @@ def begin_transaction(url: str, kms: dict[str, str], finished: bool) -> None:
             file.close()
         print("now", flush=True)
         time.sleep(600)
+
+
+def replace_and_expire(url: str, kms: dict[str, str]) -> None:
+    """Replaces some files, and expires what was there."""
+    dataset = Dataset.open(url, kms=kms)
+    with dataset.transaction(fsync=False) as new:
+        for path, data in (("a.csv", b"new"), ("b/c.csv", bytes(100))):
+            with new.create(path, replace=True) as file:
+                file.write(data)
+    jobs.expire(url, kms=kms, keep=1)
 
 
 def resume_transaction(url: str, kms: dict[str, str], job_id: str, receipts: pathlib.Path) -> None:

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import HERE, MASTER, leftovers
+from datasets import HERE, MASTER
 from killing import ended, fork, killed_before_steps
 from parquet_corpus import check_equal, flat
 from parquet_files import FOUR, RICH_LEAVES, data_of
 
 from ags_fast import AgsError, parquet
 from ags_fast.fs import NewFile, Store, new
-from ags_fast.jobs import decrypt_files, encrypt_files, rekey_files, sweep
+from ags_fast.jobs import decrypt_files, encrypt_files, rekey_files
 from ags_fast.parquet import Keys, keytools
-from programs.kills import check_verified, copy_over
+from programs.kills import check_nothing_left, check_verified, copy_over
 
 # ---------------------------------------------------------------- Parquet files
 
@@ -140,11 +140,9 @@ def kill_parquet_job_at_steps(folder: Path, op: str, kms: dict[str, str], first:
     prepare = functools.partial(copy_over, base, dataset)
     for step, _ in killed_before_steps(job, places, prepare=prepare, first=first, stride=stride):
         assert ended(fork(functools.partial(job, "verify" if step % 2 else "length"))) == 0, step
-        swept = sweep(dataset, kms=kms).rows
-        assert {row.format for row in swept} <= {"temporary", "plan"}, (step, swept)
-        assert leftovers(dataset, kms) == [], (step, leftovers(dataset, kms))
+        check_nothing_left(dataset, kms, step)
         checked = check_verified(dataset, kms, 3, step)
-        for version in {1, checked.version}:
+        for version in {2, checked.version}:
             shutil.rmtree(out, ignore_errors=True)
             decrypt_files(dataset, out, version=version, fsync=False, **common).raise_for_failures()
             check_equal(src, out)

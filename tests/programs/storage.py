@@ -28,7 +28,7 @@ def store_without_fsspec(folder: Path) -> None:
     assert not {"fsspec", "asyncio", "tempfile", "s3fs"} & set(sys.modules)
 
 
-def create_numbered(me: int, rounds: int, go: Path, store: Store) -> None:
+def create_at_once(me: int, rounds: int, go: Path, store: Store) -> None:
     store.stat("connected")
     go.with_name(f"go{me}").touch()
     while not go.exists():

@@ -20,10 +20,12 @@ from kms_clients import keystore
 from support import error_of
 
 from ags_fast._core import Key, rewrap
-from ags_fast.errors import ConcurrentChangeError, KeyAccessError
-from ags_fast.keys import Envelope, KeyEntry, SqlKeyStore, clear_cache, kms_calls, load_kms, new_kek
+from ags_fast.errors import KeyAccessError
+from ags_fast.keys import Envelope, clear_cache, kms_calls, load_kms, new_kek
 from ags_fast.keys.cache import unwrapped_keks
 from ags_fast.keys.kms import local
+from ags_fast.keys.stores import open_key_store
+from ags_fast.keys.stores.base import row_name
 from programs.process import Needle
 
 
@@ -240,13 +242,10 @@ def rewrap_after_fork(folder: Path) -> None:
     assert not any(map(ended, children))
 
 
-def change_sql(url: str, name: int) -> None:
-    keys = SqlKeyStore(url)
+def change_sql(url: str, dataset_id: str, number: int) -> None:
+    store: Any = open_key_store(url)
     for i in range(10):
-        entry = KeyEntry(f"{name} {i}", "m", created_ms=i)
-        while True:
-            try:
-                print(keys.compare_and_swap({entry.key_id: entry}, keys.refresh()), entry.key_id)
-                break
-            except ConcurrentChangeError:
-                pass
+        wrapped = f"{number} {i}".encode()
+        name = row_name(f"20260101T000000-{number:06}{i:06}", wrapped)
+        store.put(dataset_id, {name: wrapped})
+        print(name)

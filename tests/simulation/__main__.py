@@ -40,8 +40,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--keep", type=int, default=1, help="versions that the policy keeps; 0: all")
     parser.add_argument("--columns", action="store_true", help="with a Parquet file and a KEK of its columns")
     parser.add_argument("--sql", action="store_true", help="with the keys in SQLite")
-    parser.add_argument("--floor", action="store_true", help="simulate ags_fast.onelog")
-    parser.add_argument("--inline", type=int, default=1, help="KEKs with a scope that an entry of the floor holds")
+    parser.add_argument("--inline", type=int, default=1, help="KEKs with a scope, and counts, in an entry")
     parser.add_argument("--mutant", nargs="+", default=(), help="without these rules: see simulation.mutants")
     parser.add_argument("--share", type=float, default=1.0, help="the part of the stops before reads that is taken")
     parser.add_argument("--seed", type=int, default=0, help="of the first random schedule, and of --share")
@@ -87,11 +86,11 @@ def main() -> int:
         from simulation.mutants import install
 
         install(args.mutant)
+    from ags_fast.dataset import keks, tables
     from simulation.actors import ready, stop_before_statements
-    from simulation.operations import all_once, on_one_log
+    from simulation.operations import all_once
 
-    if args.floor:
-        on_one_log(args.inline)
+    keks.INLINE = tables.COUNTS = args.inline
     if args.sql or args.mode == "random":
         stop_before_statements()
     ready(all_once)

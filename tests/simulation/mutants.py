@@ -1,4 +1,4 @@
-"""Mutants of `ags_fast.onelog`: the code without one of the rules of the log. The simulator must find each.
+"""Mutants of `ags_fast.dataset`: the code without one of the rules of the log. The simulator must find each.
 
 ``mutants.txt`` has them: a line ``== name == rule``, a line ``$ schedule`` that finds it, and for each change
 ``@@ module``, the lines that are taken out of the module, which stand there once, and the lines that take their place.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
 
-FLOOR = Path(__file__).parents[2] / "ags_fast" / "onelog"
+FLOOR = Path(__file__).parents[2] / "ags_fast" / "dataset"
 
 
 class Edit(NamedTuple):
@@ -73,7 +73,7 @@ def source_of(module: str, edits: Sequence[Edit]) -> str:
 def install(names: Sequence[str]) -> None:
     """Import the floor without some rules from now on. It must not have been imported before."""
     edits = [edit for name in names for edit in MUTANTS[name].edits]
-    changed = {f"ags_fast.onelog.{edit.module}": edit.module for edit in edits}
+    changed = {f"ags_fast.dataset.{edit.module}": edit.module for edit in edits}
     if already := changed.keys() & sys.modules.keys():
         raise RuntimeError(f"imported already: {sorted(already)}")
 

@@ -7,6 +7,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ags_fast import Dataset, errors
+from ags_fast.dataset import reach
+from ags_fast.dataset.access import Access
+from ags_fast.dataset.draft import Idle
+from ags_fast.dataset.keks import Keks
 from ags_fast.jobs import (
     JobResult,
     LocalEngine,
@@ -22,6 +26,7 @@ from ags_fast.jobs import (
     set_policy,
     sweep,
 )
+from ags_fast.keys.stores import rows_of
 from simulation.actors import Outcome
 from simulation.kms import PROPERTIES
 from simulation.store import SimStore
@@ -139,6 +144,21 @@ def _turn(place: Place, me: str) -> JobResult:
     return rotate(ROOT, what="mek", **QUIET, **place.at)
 
 
+def _expire(place: Place, **options: Any) -> JobResult:
+    """Expire as the policy says, or all but the newest version."""
+    return expire(ROOT, keep=None if place.keep else 1, **options, **place.at)
+
+
+def _destroy(place: Place, me: str) -> None:
+    """Turn the master key, and destroy its older versions."""
+    _turn(place, me)
+    log = Access.of(ROOT, PROPERTIES, place.key_store).log()
+    newest, destroyed = SimStore.door.ask("kms", "master")
+    for version in set(range(1, newest)) - destroyed:
+        reach.retire_master(log, Idle(), ("master", str(version)))
+        SimStore.door.ask("destroy", "master", version)
+
+
 def _policy(place: Place, me: str) -> None:
     set_policy(ROOT, Policy(place.scope, kek_lifetime_days=365, keep=place.keep), **place.at)
 
@@ -160,7 +180,7 @@ def _with_batch(files: Files, me: str) -> Files:
 
 def first_files(place: Place) -> Files:
     """The files of a new dataset; Parquet as its source."""
-    lifetime = str(Policy().kek_lifetime_days).encode()
+    lifetime = f"{Policy().kek_lifetime_days:g}".encode()
     return FIRST | ({"table": parquet()} if place.columns else {}) | {LIFETIME: lifetime}
 
 
@@ -184,9 +204,10 @@ OPERATIONS = {
     "compact": Operation(lambda place, me: compact(ROOT, **place.at)),
     "kek": Operation(lambda place, me: rotate(ROOT, what="kek", **QUIET, **place.at)),
     "mek": Operation(_turn),
+    "destroy": Operation(_destroy),
     "column": Operation(lambda place, me: rotate(ROOT, what="kek", from_key_id="columns", **QUIET, **place.at)),
-    "expire": Operation(lambda place, me: expire(ROOT, keep=1, **place.at)),
-    "force": Operation(lambda place, me: expire(ROOT, keep=1, force=True, **place.at)),
+    "expire": Operation(lambda place, me: _expire(place)),
+    "force": Operation(lambda place, me: _expire(place, skip_grace=True)),
     "sweep": Operation(lambda place, me: sweep(ROOT, **place.at)),
     "restore": Operation(
         lambda place, me: restore_version(ROOT, OLD, progress=False, **place.at),
@@ -196,27 +217,10 @@ OPERATIONS = {
 }
 
 
-def on_one_log(inline: int = 1) -> None:
-    """Simulate the floor on one log from now on, `ags_fast.onelog`.
-
-    Args:
-        inline: How many KEKs with a scope an entry holds itself, and counts of KEKs a reference of a table. With few of
-            them there are tables of KEKs, and counts in tables of files.
-    """
-    from ags_fast.onelog import keks, tables
-    from simulation import floor
-
-    keks.INLINE = tables.COUNTS = inline
-    OPERATIONS.update(
-        {name: OPERATIONS.get(name, Operation(run))._replace(run=run) for name, run in floor.RUNS.items()}
-    )
-    HOUSE.update(make=floor.make, read=floor.read)
-
-
 def all_once() -> None:
     """Make a dataset, and do everything to it."""
     place = Place()
-    HOUSE["make"](place)
+    make(place)
     for name in OPERATIONS:
         outcome_of(name, place, "warm")
 
@@ -226,10 +230,25 @@ def read(place: Place) -> Files:
     if failed := sweep(ROOT, **place.at).failed:
         raise AssertionError(f"the last sweep: {failed[0].error_class}: {failed[0].error}")
     SimStore.door.world.forget()
+    _check_keys(place)
     numbers = [version.number for version in place.open().versions()]
     contents = [_contents(place, number) for number in numbers]  # the newest first
-    lifetime = str(key_status(ROOT, **place.at)["policy"]["kek_lifetime_days"])
+    lifetime = f"{key_status(ROOT, **place.at)['policy']['kek_lifetime_days']:g}"
     return contents[0] | {LIFETIME: lifetime.encode()}
+
+
+def _check_keys(place: Place) -> None:
+    """Read all tables of KEKs. Raise AssertionError unless the key store has just the rows that the head names."""
+    log, head = Access.of(ROOT, PROPERTIES, place.key_store).open()
+    for entry in log.kept(head):
+        for table in entry.key_tables:
+            Keks.of(head.keys).place.rows(table, log.envelope(head))
+    if log.kek_rows.elsewhere:
+        there, named = set(log.kek_rows.store().list(head.dataset_id)), set(rows_of(head.keys.values()))
+        if there != named:
+            raise AssertionError(
+                f"the key store lacks {len(named - there)} rows, and has {len(there - named)} of no use"
+            )
 
 
 def _contents(place: Place, number: int) -> Files:
@@ -255,9 +274,6 @@ def _same_rows(one: bytes, other: bytes) -> bool:
 
     first, second = (pq.read_table(pa.BufferReader(data)) for data in (one, other))
     return bool(first.equals(second))
-
-
-HOUSE: dict[str, Callable[[Place], Any]] = {"make": make, "read": read}  # makes a dataset, and reads all of it
 
 
 def outcome_of(name: str, place: Place, me: str) -> Outcome:

@@ -6,17 +6,13 @@ from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulation.actors import Outcome, run_whole
-from simulation.operations import HOUSE, OPERATIONS, ROOT, Files, Place, first_files
+from simulation.operations import OPERATIONS, ROOT, Files, Place, first_files, read
 from simulation.world import DAY, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-NEEDED = (
-    "_ags/manifests/",
-    "_ags/tables/",
-    "_ags/plans/",
-)  # of `_ags/`, what a sweep leaves only if reading the dataset needs it
+NEEDED = ("_ags/tables/", "_ags/plans/")  # of `_ags/`, what a sweep leaves only if reading the dataset needs it
 
 
 class Done(NamedTuple):
@@ -52,7 +48,7 @@ def judge(world: World, place: Place, done: Sequence[Done]) -> str | None:
     """Return what is wrong at the end of a schedule; None: nothing.
 
     Three days later one sweep cleans up. Then every version that the dataset has must be readable, the newest one must
-    have just the files and the policy that the operations have made, and every object of data, manifests and plans
+    have just the files and the policy that the operations have made, and every object of data, tables and plans
     must be of use.
     """
     for one in done:
@@ -91,6 +87,6 @@ def _difference(found: Files, expected: Sequence[Files]) -> str:
 def _read(place: Place) -> Outcome:
     """Sweep up and read everything, where nobody else runs."""
     try:
-        return Outcome("yes", value=HOUSE["read"](place))
+        return Outcome("yes", value=read(place))
     except Exception as error:
         return Outcome("wrong", f"{type(error).__name__}: {error}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from simulation.actors import Actor, Outcome, run_whole
-from simulation.operations import HOUSE, OPERATIONS, Place, outcome_of
+from simulation.operations import OPERATIONS, Place, make, outcome_of
 from simulation.oracle import Done, judge
 from simulation.world import DAY, WRITES, Request, World
 
@@ -66,7 +66,7 @@ def begun(place: Place, page: int = 1000) -> World:
 
 
 def _made(place: Place) -> Outcome:
-    HOUSE["make"](place)
+    make(place)
     return Outcome("yes")
 
 

@@ -48,11 +48,11 @@ def cost_of(step: Mapping[str, Any]) -> str:
 
 
 def amounts(counts: Mapping[str, int]) -> str:
-    """Return numbers of versions, manifests and files, with their bytes."""
+    """Return numbers of versions, tables and files, with their bytes."""
     parts = [count(number, "version")] if (number := counts.get("versions", 0)) else []
     parts += [
         f"{count(number, thing)} ({nbytes(counts[f'{thing}_bytes'])})"
-        for thing in ("manifest", "file")
+        for thing in ("table", "file")
         if (number := counts.get(f"{thing}s", 0))
     ]
     return ", ".join(parts)
@@ -75,7 +75,7 @@ def costs(events: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
         always = [step for step in found if not step["only_if"]]
         rows.append(_row(NAMES[event], "" if len(always) == len(found) else "at the least", sum_of(always)))
         if len(always) < len(found):
-            reasons = "if the KEK's holder could also read manifests and write"
+            reasons = "if the KEK's holder could also read tables and write"
             rows.append(_row(NAMES[event], reasons, sum_of(found)))
     heads = [("Event", "wide"), ("KMS calls", "num"), ("KEKs changed", "num")]
     heads += [("Written", ""), ("Removed", "")]

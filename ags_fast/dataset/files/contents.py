@@ -24,21 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Contents:
-    """What opens and seals files of one dataset. Tasks get it by pickle, so it holds only wrapped keys.
+    """What opens and seals files of one dataset. Tasks get it by pickle, so it holds only wrapped keys."""
 
-    Args:
-        dataset_id: The id of the dataset, to which wrapped keys are bound.
-        store: The folder of the dataset.
-        envelope: The KEKs of the files, and the KMS that unwraps them.
-        threads: The number of threads for one file; None: as for AgsCodec.
-        without: Ids of KEKs that the caller may not use. Parquet columns under these KEKs are left out.
-    """
-
-    dataset_id: str
+    dataset_id: str  # to which wrapped keys are bound
     store: Store
-    envelope: Envelope
-    threads: int | None = None
-    without: frozenset[str] = frozenset()
+    envelope: Envelope  # the KEKs of the files, and the KMS that unwraps them
+    threads: int | None = None  # for one file; None: as for AgsCodec
+    without: frozenset[str] = frozenset()  # KEKs that the caller may not use: Parquet columns under them are left out
 
     def dek(self, entry: FileEntry) -> bytes:
         """Unwrap the data key of a file."""
@@ -87,14 +79,11 @@ def format_of(entry: FileEntry) -> Format:
 
 def denied_keys(contents: Contents, entries: Iterable[FileEntry]) -> frozenset[str]:
     """Return the ids of the column keys that the KMS refuses. Each key is tried once, for all files."""
-    denied: dict[str, bool] = {}
-    for entry in entries:
-        for wrap in entry.wraps(contents.dataset_id)[1:] if entry.column_keys else ():
-            if wrap[0] in denied:
-                continue
-            try:
-                contents.envelope.unwrap(*wrap)
-                denied[wrap[0]] = False
-            except KeyAccessError:
-                denied[wrap[0]] = True
-    return frozenset(key_id for key_id, refused in denied.items() if refused)
+    wraps = {wrap[0]: wrap for row in entries if row.column_keys for wrap in row.wraps(contents.dataset_id)[1:]}
+    denied = set()
+    for wrap in wraps.values():
+        try:
+            contents.envelope.unwrap(*wrap)
+        except KeyAccessError:
+            denied.add(wrap[0])
+    return frozenset(denied)

@@ -7,12 +7,14 @@ file's place.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._threads import thread_count
 from ags_fast.dataset.key_material import FOOTER
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
@@ -21,12 +23,13 @@ from ags_fast.parquet.keytools.material import key_metadata
 from ags_fast.stream import AgsReader, AgsWriter
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Iterator
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.files.contents import Contents
     from ags_fast.fs import NewFile, NewObject
+    from ags_fast.parquet import Report
+    from ags_fast.parquet.table_writer import Encoder
 
 # What this package writes has a tag for everything that is encrypted: a file with less is not what was written.
 STRICT: dict[str, Any] = {"allow_ctr": False, "allow_unauthenticated_levels": False}
@@ -86,7 +89,7 @@ def _source(contents: Contents, entry: FileEntry, file: str | None = None) -> An
     except FileNotFoundError:
         there = None
     if there is None:
-        raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset")
+        raise IntegrityError(f"{name} is missing, but the dataset names it")
     if entry.file_length and there.size != entry.file_length:
         raise IntegrityError(f"{name} has {there.size} bytes, its manifest says {entry.file_length}")
     return source
@@ -169,9 +172,7 @@ class ParquetWriter:
                 store_aad_prefix=entry.key_material is not None,
                 threads=contents.threads,
             )
-        if report.plain_length is not None:
-            return report.plain_length, report.file_length
-        return plain_length(contents, entry, keys), report.file_length
+        return _lengths(contents, entry, keys, report)
 
     def abort(self) -> None:
         """Discard the file. After `finish`, do nothing."""
@@ -180,9 +181,45 @@ class ParquetWriter:
         self._new.discard()
 
 
-def write(contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> ParquetWriter:
-    """Begin a Parquet file."""
-    return ParquetWriter(contents, entry, new)
+write = ParquetWriter
+
+
+class TablesWriter:
+    """A Parquet file in the making that takes tables. Plaintext is in memory only, a row group of it at most."""
+
+    def __init__(self, contents: Contents, entry: FileEntry, new: NewFile | NewObject, encoder: Encoder) -> None:
+        from ags_fast.parquet.reading import Encryption
+        from ags_fast.parquet.table_writer import TableWriter  # which imports pyarrow
+
+        how = Encryption(aad_prefix=entry.aad_prefix, store_aad_prefix=False)
+        self._contents, self._entry, self._new = contents, entry, new
+        self._keys = parquet_keys(contents, entry)
+        self._writer = TableWriter(encoder, new, self._keys, how, threads=thread_count(contents.threads))
+        self.write_table = self._writer.write
+
+    def tell(self) -> int:
+        """Return the bytes of the encrypted file that were written so far."""
+        return self._writer.position
+
+    def write(self, data: object, /) -> int:
+        """Refuse bytes."""
+        raise io.UnsupportedOperation("this file is made of tables: use write_table")
+
+    def finish(self) -> tuple[int, int]:
+        """Publish the file. Returns the length of its plaintext view and its file length, in bytes."""
+        with self._writer:
+            report = self._writer.finish()
+        return _lengths(self._contents, self._entry, self._keys, report)
+
+    def abort(self) -> None:
+        """Discard the file. After `finish`, do nothing."""
+        self._writer.abort()
+        self._new.discard()
+
+
+def _lengths(contents: Contents, entry: FileEntry, keys: Keys, report: Report) -> tuple[int, int]:
+    length = report.plain_length
+    return plain_length(contents, entry, keys) if length is None else length, report.file_length
 
 
 def plain_length(contents: Contents, entry: FileEntry, keys: Keys) -> int:

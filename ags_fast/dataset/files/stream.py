@@ -31,9 +31,9 @@ def view(contents: Contents, entry: FileEntry, file: str | None = None) -> AgsRe
             threads=contents.threads,
         )
     except FileNotFoundError:
-        raise IntegrityError(f"{name} is missing, but a manifest says it is part of the dataset") from None
+        raise IntegrityError(f"{name} is missing, but the dataset names it") from None
     except NotAFileError:
-        raise IntegrityError(f"{name} is not a regular file, but a manifest says it is part of the dataset") from None
+        raise IntegrityError(f"{name} is not a regular file, but the dataset names it") from None
 
 
 def copy(contents: Contents, entry: FileEntry, target: WritableFile) -> None:
@@ -48,13 +48,8 @@ class StreamWriter:
     """An AGS1 stream in the making, under the entry's data key."""
 
     def __init__(self, contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> None:
-        self._writer = AgsWriter(
-            new,
-            contents.dek(entry),
-            aad_prefix=entry.aad_prefix,
-            block_size=entry.block_size,
-            threads=contents.threads,
-        )
+        prefix, block_size, threads = entry.aad_prefix, entry.block_size, contents.threads
+        self._writer = AgsWriter(new, contents.dek(entry), aad_prefix=prefix, block_size=block_size, threads=threads)
         self.write = self._writer.write
         self.tell = self._writer.tell
         self.abort = self._writer.abort
@@ -66,6 +61,4 @@ class StreamWriter:
         return plain_length, self._writer.file_length
 
 
-def write(contents: Contents, entry: FileEntry, new: NewFile | NewObject) -> StreamWriter:
-    """Begin a stream."""
-    return StreamWriter(contents, entry, new)
+write = StreamWriter

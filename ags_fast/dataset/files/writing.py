@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 import time
 import warnings
+from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
+from ags_fast.dataset.deks import with_new_keys
+from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.entry import main_key
 from ags_fast.dataset.files.contents import MODULES, format_of
-from ags_fast.dataset.key_material import with_key_material
-from ags_fast.dataset.names import ATTEMPT, HIDDEN, check_path, written_name
-from ags_fast.errors import AgsError, ConcurrentChangeError
+from ags_fast.dataset.key_material import check_key_material
+from ags_fast.dataset.keys import check_not_left, kinds_of_files
+from ags_fast.dataset.names import ALIVE, HIDDEN, beside_plan, check_path, plan_path, written_name
+from ags_fast.dataset.plan import MORE_USES, RENEW_SECONDS, Place, store_further
+from ags_fast.errors import AgsError, JobEndedError
+from ags_fast.keys.entry import KeyEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ags_fast._types import Buffer
-    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.files.contents import Contents, FormatWriter
-    from ags_fast.dataset.files.tables import TablesWriter
+    from ags_fast.dataset.files.parquet import TablesWriter
+    from ags_fast.dataset.kinds import Want
     from ags_fast.parquet.table_writer import Encoder
 
 __all__ = ["Attempt", "NewDatasetFile", "NewTables", "Receipt", "Ticket"]
-
-RENEW_SECONDS = 600.0  # between two signs of life of an attempt
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,34 @@ class Receipt:
 
     path: str
     entry: FileEntry = field(repr=False)  # with the data key, wrapped
-    attempt: str = ""  # the id of the attempt that has written the file, if it has one
+    attempts: tuple[str, ...] = ()  # the further plans of the attempt that has written the file, if it has any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a transaction writes files: the arguments of `Dataset.transaction`."""
+
+    wrapping_key_id: str | None = None
+    double_wrap: bool = True
+    dek_length: int = 16
+    block_size: int = DEFAULT_BLOCK_SIZE
+    column_keys: Mapping[str, str] | None = None
+    fsync: bool = True
+    threads: int | None = None
+    key_material: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dek_length not in (16, 24, 32):
+            raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {self.dek_length}")
+        check_block_size(self.block_size)
+        check_key_material(self.key_material, self.dek_length)
+
+    def kinds(self, head: Entry) -> list[Want]:
+        """Return the kinds of the KEKs of a new file: of its data key, and of those of its columns."""
+        if self.wrapping_key_id is not None:
+            check_not_left(head.keys, self.wrapping_key_id)
+        main = self.wrapping_key_id or main_key(head.keys).wrapping_key_id
+        return kinds_of_files([None], [self.column_keys or {}], main, self.double_wrap)[0]
 
 
 @dataclass(frozen=True)
@@ -53,10 +86,10 @@ class Ticket:
     """
 
     contents: Contents = field(repr=False)
-    template: FileEntry = field(repr=False)  # a file without a path: its job and the KEKs of its data keys
-    dek_length: int
-    fsync: bool
-    plan: str  # the object that exists as long as the transaction runs
+    job_id: str
+    key_ids: tuple[str, ...]  # the KEK of a file's own data key, and then those of its columns
+    how: Settings
+    sealer: KeyEntry = field(repr=False)  # the KEK that seals plans
 
     def create(self, path: str, format: str = "ags1") -> NewDatasetFile:
         """Create a file. The file joins the dataset when its receipt was added and the transaction commits.
@@ -66,79 +99,71 @@ class Ticket:
             format: "ags1", or "parquet" for the bytes of a plaintext Parquet file: see `Transaction.create`.
 
         Raises:
-            ConcurrentChangeError: The transaction is over. `close` of the file raises this too.
+            JobEndedError: The transaction is over. `close` of the file raises this too.
             KeyAccessError: The KMS refuses.
             PolicyError: `path` does not stay inside the dataset.
             ValueError: `path` is reserved, or `format` is unknown.
         """
-        check_new_path(path)
-        self.check_runs()
-        return self.begin(path, format, self.check_runs, None)
+        return self.attempt().create(path, format)
 
     def attempt(self) -> Attempt:
         """Return an attempt of a task at its files, for a ``with`` block: see `Attempt`."""
         return Attempt(self)
 
-    def show_life(self, attempt: str) -> None:
-        """Show that an attempt lives, and so its transaction. ConcurrentChangeError if the transaction is over."""
-        self.check_runs()
-        folder = self.plan.rpartition("/")[0]
-        self.contents.store.write_small(f"{folder}/{ATTEMPT}{attempt}", b"alive\n", tag=self.template.job_id)
-
-    def begin(
-        self,
-        path: str,
-        format: str,
-        before: Callable[[], None] | None,
-        done: Callable[[NewDatasetFile], None] | None,
-        encoder: Encoder | None = None,
-    ) -> NewDatasetFile:
-        """Begin a file.
-
-        Args:
-            path: The file's path in the dataset.
-            format: "ags1" or "parquet".
-            before: Is called before the file is published; None: nothing.
-            done: Is called when the file is published or discarded; None: nothing.
-            encoder: For a Parquet file that is made of tables, what encodes them; None: the file takes bytes.
-        """
-        if format not in MODULES:
-            raise ValueError(f"format must be {' or '.join(map(repr, MODULES))}, not {format!r}")
-        template, dataset_id = self.template, self.contents.dataset_id
-        entry = template._replace(
-            path=path,
-            file=written_name(path, template.job_id, format),
-            format=format,
-            block_size=template.block_size if format == "ags1" else 0,
-            column_keys=template.column_keys if format == "parquet" else None,
-            key_material=template.key_material if format == "parquet" else None,
-            aad_prefix=os.urandom(16),
-            source=path,
-            mtime_ns=time.time_ns(),
-        )
-        envelope = self.contents.envelope
-        planned = entry.wraps(dataset_id)
-        deks = [os.urandom(self.dek_length) for _ in planned]
-        wraps = [
-            (key_id, envelope.wrap(key_id, dek, bound)) for (key_id, _, bound), dek in zip(planned, deks, strict=True)
-        ]
-        (entry,) = with_key_material(envelope, [entry.with_wraps(wraps)], deks)
-        new = self.contents.store.begin(entry.file, tag=template.job_id, fsync=self.fsync)
-        try:
-            if encoder is not None:
-                from ags_fast.dataset.files.tables import TablesWriter
-
-                return NewTables(entry, TablesWriter(self.contents, entry, new, encoder), before, done)
-            writer = format_of(entry).write(self.contents, entry, new)
-        except BaseException:
-            new.discard()
-            raise
-        return NewDatasetFile(entry, writer, before, done)
-
     def check_runs(self) -> None:
-        """Raise ConcurrentChangeError if the transaction is over."""
-        if self.contents.store.stat(self.plan) is None:
-            raise ConcurrentChangeError(f"the transaction {self.template.job_id} is over: it was committed or dropped")
+        """Raise JobEndedError if the transaction is over."""
+        if self.contents.store.stat(plan_path(self.job_id)) is None:
+            raise JobEndedError(f"the transaction {self.job_id} is over: it was committed or dropped")
+
+
+def begin_file(
+    ticket: Ticket,
+    path: str,
+    format: str,
+    before: Callable[[], None],
+    done: Callable[[NewDatasetFile, Receipt | None], None],
+    encoder: Encoder | None = None,
+) -> NewDatasetFile:
+    """Begin a file. `before` is called before it is published, and `done` after that, or when it is discarded.
+
+    With an encoder it is a Parquet file that is made of tables; else it takes bytes.
+    """
+    check_format(format)
+    how, contents, parquet = ticket.how, ticket.contents, format == "parquet"
+    columns = zip(how.column_keys or (), ticket.key_ids[1:], strict=True) if parquet else ()
+    column_keys = tuple({"column": column, "key_id": key_id, "wrapped_dek": b""} for column, key_id in columns)
+    row = FileEntry(
+        path=path,
+        file=written_name(path, ticket.job_id, format),
+        format=format,
+        plain_length=0,
+        file_length=0,
+        block_size=0 if parquet else how.block_size,
+        key_id=ticket.key_ids[0],
+        wrapped_dek=b"",
+        column_keys=column_keys or None,
+        aad_prefix=os.urandom(16),
+        job_id=ticket.job_id,
+        set_id=None,
+        part=None,
+        parts=None,
+        source=path,
+        stamp="",
+        mtime_ns=time.time_ns(),
+        key_material=() if parquet and how.key_material is not None else None,
+    )
+    (row,) = with_new_keys([row], how.dek_length, contents.envelope, contents.dataset_id)
+    new = contents.store.begin(row.file, tag=ticket.job_id, fsync=how.fsync)
+    try:
+        if encoder is not None:
+            from ags_fast.dataset.files.parquet import TablesWriter
+
+            return NewTables(row, TablesWriter(contents, row, new, encoder), before, done)
+        writer = format_of(row).write(contents, row, new)
+    except BaseException:
+        new.discard()
+        raise
+    return NewDatasetFile(row, writer, before, done)
 
 
 class Attempt:
@@ -155,7 +180,8 @@ class Attempt:
 
     def __init__(self, ticket: Ticket) -> None:
         self._ticket = ticket
-        self._id = secrets.token_hex(8)
+        self._plans: list[str] = []  # further plans of the transaction: what the attempt may wrap (rule 9)
+        self._room = 0  # files whose data keys it may wrap
         self._shown: float | None = None
         self._open: dict[int, NewDatasetFile] = {}
         self._made: list[Receipt] = []
@@ -178,11 +204,7 @@ class Attempt:
 
     def create(self, path: str, format: str = "ags1") -> NewDatasetFile:
         """Create a file: see `Ticket.create`."""
-        check_new_path(path)
-        self.renew()
-        file = self._ticket.begin(path, format, self._ticket.check_runs, self._finished)
-        self._open[id(file)] = file
-        return file
+        return self._create(path, format, None)
 
     def create_tables(self, path: str, encoder: Encoder) -> NewTables:
         """Create a Parquet file that takes tables: see `Ticket.create`.
@@ -191,25 +213,44 @@ class Attempt:
             path: The file's path in the dataset.
             encoder: What encodes its tables. Files that are open at the same time may share one.
         """
+        return cast("NewTables", self._create(path, "parquet", encoder))
+
+    def _create(self, path: str, format: str, encoder: Encoder | None) -> NewDatasetFile:
         check_new_path(path)
+        check_format(format)
         self.renew()
-        file = self._ticket.begin(path, "parquet", self._ticket.check_runs, self._finished, encoder)
-        assert isinstance(file, NewTables)
+        if self._room == 0:
+            self._reserve()
+        self._room -= 1
+        file = begin_file(self._ticket, path, format, self._ticket.check_runs, self._finished, encoder)
+        file.attempts = tuple(self._plans)
         self._open[id(file)] = file
         return file
+
+    def _reserve(self) -> None:
+        """Store a further plan of the transaction, before the attempt wraps anything (rule 9)."""
+        ticket, contents = self._ticket, self._ticket.contents
+        files = MORE_USES << len(self._plans)
+        uses = {key_id: files * count for key_id, count in Counter(ticket.key_ids).items()}
+        place = Place(contents.store, contents.envelope, ticket.sealer, contents.dataset_id)
+        self._plans.append(store_further(place, "write", ticket.job_id, uses).job_id)
+        self._room += files
 
     def renew(self) -> None:
         """Show that the attempt lives. Most calls only look at the clock.
 
         Raises:
-            ConcurrentChangeError: The transaction is over.
+            JobEndedError: The transaction is over.
             ValueError: The attempt belongs to another process.
         """
         if self._owner != os.getpid():
             raise ValueError("the attempt belongs to the process that began it: begin another one of its ticket")
         now = time.monotonic()
         if self._shown is None or now - self._shown >= RENEW_SECONDS:
-            self._ticket.show_life(self._id)
+            self._ticket.check_runs()
+            if self._plans:
+                job_id = self._ticket.job_id
+                self._ticket.contents.store.write_small(beside_plan(job_id, ALIVE), b"alive\n", tag=job_id)
             self._shown = now
 
     def receipts(self) -> list[Receipt]:
@@ -229,18 +270,24 @@ class Attempt:
         for file in list(self._open.values()):
             with suppress(AgsError, OSError, ValueError):
                 file.abort()
-        store, self._made, made = self._ticket.contents.store, [], self._made
-        for receipt in made:
+        for receipt in self._made:
             with suppress(AgsError, OSError):
-                store.delete(receipt.entry.file)
+                self._ticket.contents.store.delete(receipt.entry.file)
+        self._made.clear()
 
-    def _finished(self, file: NewDatasetFile) -> None:
+    def _finished(self, file: NewDatasetFile, receipt: Receipt | None) -> None:
         """Take up a file that was closed, or let go of one that was discarded."""
         self._open.pop(id(file), None)
-        try:
-            self._made.append(replace(file.receipt(), attempt=self._id))
-        except ValueError:
+        if receipt is not None:
+            self._made.append(receipt)
+        else:
             self._ticket.contents.store.delete(file.object_name)  # as `Transaction` does
+
+
+def check_format(format: str) -> None:
+    """Raise ValueError for a format that there is not."""
+    if format not in MODULES:
+        raise ValueError(f"format must be {' or '.join(map(repr, MODULES))}, not {format!r}")
 
 
 def check_new_path(path: str) -> None:
@@ -264,15 +311,14 @@ class NewDatasetFile(io.RawIOBase):
         self,
         entry: FileEntry,
         writer: FormatWriter,
-        before: Callable[[], None] | None,
-        done: Callable[[NewDatasetFile], None] | None,
+        before: Callable[[], None],
+        done: Callable[[NewDatasetFile, Receipt | None], None],
     ) -> None:
-        self._entry = entry
-        self._writer = writer
-        self._before = before
-        self._done = done
+        self._entry, self._writer = entry, writer
+        self._before, self._done = before, done
         self._receipt: Receipt | None = None
         self._owner = os.getpid()
+        self.attempts: tuple[str, ...] = ()  # see `Receipt`
 
     @property
     def object_name(self) -> str:
@@ -314,16 +360,13 @@ class NewDatasetFile(io.RawIOBase):
         Raises:
             FormatError: A "parquet" file is not a Parquet file. The file is discarded, as after any other error.
         """
-        if self.closed:
-            return
-        if self._owner != os.getpid():  # a fork's child does not complete its parent's file
-            super().close()
+        if self._is_over():
             return
         try:
-            if self._before is not None:
-                self._before()
+            self._before()
             plain_length, file_length = self._writer.finish()
-            self._receipt = Receipt(self.name, self._entry._replace(plain_length=plain_length, file_length=file_length))
+            row = self._entry._replace(plain_length=plain_length, file_length=file_length)
+            self._receipt = Receipt(self.name, row, self.attempts)
         except BaseException:
             self._writer.abort()
             raise
@@ -332,20 +375,22 @@ class NewDatasetFile(io.RawIOBase):
 
     def abort(self) -> None:
         """Discard the file. After `close`, do nothing."""
-        if self.closed:
-            return
-        if self._owner != os.getpid():  # nor does the child discard it: the parent may have completed the file by now
-            super().close()
+        if self._is_over():
             return
         try:
             self._writer.abort()
         finally:
             self._end()
 
+    def _is_over(self) -> bool:
+        """Whether nothing is left to do. A fork's child neither completes nor discards its parent's file."""
+        if not self.closed and self._owner != os.getpid():
+            super().close()
+        return self.closed
+
     def _end(self) -> None:
         super().close()
-        if self._done is not None:
-            self._done(self)
+        self._done(self, self._receipt)
 
     def __exit__(self, error_class: object, error: object, traceback: object) -> None:
         if error_class is None:
@@ -355,12 +400,9 @@ class NewDatasetFile(io.RawIOBase):
 
     def __del__(self) -> None:
         # Without this, io.IOBase would close, and so complete, a file that was never closed.
-        if hasattr(self, "_owner") and not self.closed:
-            if self._owner == os.getpid():
-                warnings.warn(f"{self!r} was neither closed nor aborted", ResourceWarning, source=self, stacklevel=2)
-                self.abort()
-            else:
-                super().close()
+        if hasattr(self, "_owner") and not self._is_over():
+            warnings.warn(f"{self!r} was neither closed nor aborted", ResourceWarning, source=self, stacklevel=2)
+            self.abort()
 
 
 class NewTables(NewDatasetFile):

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ags_fast.jobs.work.base import AnyTask
 
-class Sized(Protocol):
-    """Work of a known size."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of work."""
-
-
-Task = TypeVar("Task", bound=Sized)
+Task = TypeVar("Task", bound="AnyTask")
 
 
 def bins(tasks: Sequence[Task], *, target_bytes: int, open_cost: int, least: int) -> list[list[Task]]:
     """Spread files over bins: the longest file first, each to the bin with the least work.
 
-    Args:
-        tasks: One task for each file or manifest.
-        target_bytes: Bytes of work in a bin: plaintext, and `open_cost` for each file.
-        open_cost: The cost of opening a file, in bytes of work.
-        least: The number of bins to make if there is work for them: twice the number that can run at once.
-
-    Returns:
-        The bins, the fullest first. In each bin the largest file is first.
+    A bin is to have `target_bytes` of work: plaintext, and `open_cost` bytes for each file. There are at least `least`
+    bins (twice the number that can run at once) if there is work for them. The fullest bin is first, and in each bin
+    the largest file.
     """
     if not tasks:
         return []

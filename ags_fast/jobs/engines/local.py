@@ -43,11 +43,8 @@ class Worker:
     """A process that runs tasks of one context. `close` kills it.
 
     Attributes:
-        ready: Whether the process has received the context. If the process dies earlier, no file is the cause.
         rows: The connection that the process answers on: first None, then rows.
     """
-
-    ready = False
 
     def __init__(self, path: list[str], *, early: bool = False) -> None:
         call = f"main({', '.join(map(repr, EARLY)) if early else ''})"
@@ -63,22 +60,19 @@ class Worker:
         return self
 
     def _send(self, message: Any) -> None:
-        try:
+        with suppress(BrokenPipeError):  # the process has died: `wait_ready` or `receive` reports that
             self._tasks.send(message)
-        except BrokenPipeError:
-            pass  # the process has died: `wait_ready` or `receive` reports that
 
     def start(self, tasks: Sequence[AnyTask], attempt: int) -> None:
         """Send tasks to the process."""
         self._send((list(tasks), attempt))
 
     def wait_ready(self) -> bool:
-        """Wait until the process has the context. Returns False if the process died first."""
+        """Wait until the process has the context. Returns False if the process died first: no file is the cause."""
         try:
             self.rows.recv()
         except (EOFError, OSError):
             return False
-        self.ready = True
         return True
 
     def receive(self) -> list[Row] | None:
@@ -179,7 +173,7 @@ class LocalEngine:
         ValueError: `processes` is negative, or `files_at_once` is less than 1.
     """
 
-    reports_deaths = True  # a worker that dies leaves a row with another attempt, or with WorkerDiedError
+    _spare: Worker | None = None  # started early
 
     def __init__(self, processes: int | None = None, *, files_at_once: int = FILES_AT_ONCE) -> None:
         if processes is not None and processes < 0:
@@ -188,7 +182,6 @@ class LocalEngine:
             raise ValueError(f"files_at_once must be at least 1, not {files_at_once}")
         self._processes = processes
         self._files_at_once = files_at_once
-        self._spare: Worker | None = None
 
     def start_early(self) -> None:
         """Start a process, if one is needed, that imports what it needs while the caller plans its job."""
@@ -197,12 +190,11 @@ class LocalEngine:
                 self._spare = Worker(import_path(), early=True)
 
     def __del__(self) -> None:
-        if getattr(self, "_spare", None) is not None:
-            self._take_spare().close()
+        if (spare := self._take_spare()) is not None:
+            spare.close()
 
-    def _take_spare(self) -> Worker:
+    def _take_spare(self) -> Worker | None:
         worker, self._spare = self._spare, None
-        assert worker is not None
         return worker
 
     def runs_here(self, *stores: Store | None) -> bool:
@@ -212,24 +204,18 @@ class LocalEngine:
     def run(
         self, context: JobContext, tasks: Sequence[AnyTask], open_cost: int, report: Callable[[list[Row]], None]
     ) -> None:
-        """Run every task, and report its row. An exception of `report`, and Ctrl-C, end the workers.
-
-        Args:
-            context: What all tasks share.
-            tasks: One task for each file or manifest.
-            open_cost: The cost of opening a file, in bytes of work.
-            report: Gets the rows of finished tasks.
+        """Run every task: see `Engine`. An exception of `report`, and Ctrl-C, end the workers.
 
         Raises:
             ChildProcessError: No worker starts.
         """
         context = with_files_at_once(context, self._files_at_once)
-        cpus = thread_count(None)
-        processes = cpus if self._processes is None else self._processes
         if self.runs_here(*context.stores):
             for row in run_files(context, tasks):
                 report([row])
             return
+        cpus = thread_count(None)
+        processes = self._processes or cpus
         cost = opening_cost(context, open_cost)
         parts = bins(tasks, target_bytes=TARGET_BYTES, open_cost=cost, least=2 * processes)
         todo = deque(
@@ -238,7 +224,7 @@ class LocalEngine:
         count = min(processes, len(todo))
         if context.threads is None and count:
             context = replace(context, threads=max(1, cpus // count))
-        _Run(context, todo, count, report).work(self._take_spare() if self._spare else None)
+        _Run(context, todo, count, report).work(self._take_spare())
 
 
 class _Run:
@@ -258,11 +244,7 @@ class _Run:
         self._path = import_path()
 
     def work(self, spare: Worker | None) -> None:
-        """Do all tasks. In the end no worker lives.
-
-        Args:
-            spare: A worker that was started early.
-        """
+        """Do all tasks. In the end no worker lives. spare: a worker that was started early."""
         if spare is not None:
             self._starting.append(spare.begin(self._context))
         try:

@@ -25,14 +25,10 @@ BOOTSTRAP = "import sys; given = {path}; sys.path[:] = given + [p for p in sys.p
 
 
 def start_python(code: str, path: list[str]) -> subprocess.Popen[bytes]:
-    """Start a process that executes `code`. Its standard input and output are pipes.
+    """Start a process that executes `code`, with `path` before its own import path. Pipes are its input and output.
 
     The process starts with SIGINT blocked, and unblocks SIGINT when it is ready to handle it. A terminal sends Ctrl-C
     to all its processes, also to a process that is still importing.
-
-    Args:
-        code: Python code.
-        path: Entries to put in front of the process's import path.
 
     Raises:
         ChildProcessError: No interpreter is found.

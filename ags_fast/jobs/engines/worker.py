@@ -30,11 +30,7 @@ EARLY_SECONDS = 60.0  # that a worker without a context waits: a traceback may k
 
 
 def main(*early: str) -> None:
-    """Run tasks until the caller closes the pipe.
-
-    Args:
-        early: Names of modules to import while the caller prepares the context.
-    """
+    """Run tasks until the caller closes the pipe. early: modules to import while the caller prepares the context."""
     # Ctrl-C goes to all processes of a terminal; only the caller handles it. SIGINT was blocked until here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from ags_fast.dataset.entries import with_lengths
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.stream import view
-from ags_fast.dataset.manifest_task import ManifestTask
-from ags_fast.errors import AgsError, ConcurrentChangeError
+from ags_fast.errors import AgsError, JobEndedError
 from ags_fast.jobs.work.base import JobContext
 
 if TYPE_CHECKING:
@@ -37,18 +35,6 @@ class Task(NamedTuple):
         """Bytes of work."""
         return self.entry.plain_length
 
-    @property
-    def length(self) -> int:
-        """Bytes of the encrypted file; 0: not known yet."""
-        return self.entry.file_length
-
-    def with_lengths(self, length: int, plain_length: int | None = None) -> Task:
-        """Return a copy with the lengths in bytes of the file that was made. plain_length None: as planned."""
-        return self._replace(entry=with_lengths(self.entry, length, plain_length))
-
-
-AnyTask: TypeAlias = Task | ManifestTask
-
 
 class SourceChangedError(AgsError):
     """A source differs from the plan. The next run, or a resumed run, plans the file again, with a new key."""
@@ -73,7 +59,7 @@ class Context(JobContext):
     """What all tasks of a job on a dataset share. The KMS is given by properties, and data keys are wrapped.
 
     Attributes:
-        op: "encrypt", "decrypt", "verify", "rekey" or "rotate".
+        op: "encrypt", "decrypt", "verify" or "rekey".
         dataset_id: The id of the dataset.
         dataset: The folder of the dataset.
         envelope: The KEKs that the tasks need, and the KMS.
@@ -82,12 +68,9 @@ class Context(JobContext):
         verify_after: Whether to read each file back.
         overwrite: Decrypt: whether files that exist are replaced.
         resume: "length" or "verify" if a dead job is resumed.
-        moves: Rotate: {key to leave: key to move to}.
-        ready: Rotate: what the KMS has re-wrapped already.
-        concurrency: Rotate: the number of concurrent calls of the KMS.
         without: Ids of keys that the caller may not use. Parquet columns under these keys are left out.
         preserve: Decrypt: whether files get the modes and times of their sources.
-        plan: The document of the job's plan if workers may outlive the job: see `check_plan`. Else "".
+        plan: The path of the job's plan if workers may outlive the job: see `check_plan`. Else "".
     """
 
     runner: ClassVar[str] = "ags_fast.jobs.work.dispatch"
@@ -100,9 +83,6 @@ class Context(JobContext):
     verify_after: bool = False
     overwrite: bool = False
     resume: str | None = None
-    moves: Mapping[str, str] = field(default_factory=dict)
-    ready: Mapping[tuple[str, bytes], bytes] = field(default_factory=dict)
-    concurrency: int = 1
     without: frozenset[str] = frozenset()
     preserve: bool = True
     plan: str = ""
@@ -117,17 +97,13 @@ class Context(JobContext):
         """What opens and seals the dataset's files."""
         return Contents(self.dataset_id, self.dataset, self.envelope, self.threads, self.without)
 
-    def dek(self, entry: FileEntry) -> bytes:
-        """Unwrap the data key of a file."""
-        return self.contents.dek(entry)
-
     def check_plan(self) -> None:
-        """Raise ConcurrentChangeError if the job has ended: to be called before a file of the dataset is published.
+        """Raise JobEndedError if the job has ended: to be called before a file of the dataset is published.
 
-        A Spark task may outlive its driver. When the plan is removed, another job may use the names of its files.
+        A Spark task may outlive its driver, and another process may have ended its job since.
         """
         if self.plan and self.dataset.stat(self.plan) is None:
-            raise ConcurrentChangeError(f"job {self.job_id} has ended: the file is not published")
+            raise JobEndedError(f"job {self.job_id} has ended: the file is not published")
 
     def give_restored(self, entry: FileEntry, plain: bytes) -> bool:
         """Write a small decrypted file in one step. Returns False if that is impossible, or if the file exists."""
@@ -156,3 +132,7 @@ class Outcome(NamedTuple):
     error: str | None = None
     file_length: int = 0  # bytes of the encrypted file
     plain_length: int | None = None  # bytes of plaintext; None: as planned
+
+
+Operations = dict[str, Callable[[Context, Task, int], Outcome]]
+WRITTEN_EARLIER = "AlreadyThere", "an earlier run wrote it"  # why a file is skipped when its job is resumed

@@ -1,4 +1,4 @@
-"""Run one task. A table names the module that works on each format. Manifests have a module of their own."""
+"""Run one task. A table names the module that works on each format."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ags_fast.dataset.manifest_task import ManifestTask
+from ags_fast.dataset.entries import with_lengths
 from ags_fast.errors import FormatError
 from ags_fast.jobs.results import Row, describe
-from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Outcome, Task
+from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Operations, Task
 from ags_fast.jobs.work.rows import failed_row as failed_row
 from ags_fast.jobs.work.rows import make_row
 
 if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.jobs.work.context import AnyTask
 
 # A module is imported when a task first needs it: importing Parquet's takes longer than a small job.
 MODULES = {
@@ -28,8 +27,7 @@ MODULES = {
 class Work(Protocol):
     """The functions in the module of a format."""
 
-    def run(self, context: Context, task: Task, attempt: int) -> Outcome:
-        """Do what the job does with one file."""
+    OPERATIONS: Operations
 
     def holds(self, context: Context, entry: FileEntry, file: str) -> bool:
         """Return whether `file` holds what belongs to `entry`. Raises the reader's error if not."""
@@ -46,21 +44,13 @@ def work_on(format: str) -> Work:
     return cast("Work", import_module(MODULES[format]))
 
 
-def _run(context: Context, task: AnyTask, attempt: int) -> Outcome:
-    if isinstance(task, ManifestTask):
-        from ags_fast.jobs.work.manifest import run
-
-        return run(context, task, attempt)
-    return work_on(task.entry.format).run(context, task, attempt)
-
-
-def run_file(context: Context, task: AnyTask, attempt: int = 0) -> Row:
-    """Run the task of one file or manifest. Its error goes into the row; only a fault of the worker is raised."""
+def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
+    """Run the task of one file. Its error goes into the row; only a fault of the worker is raised."""
     begun = time.monotonic()
     try:
-        status, error_class, text, length, plain = _run(context, task, attempt)
-        if length != task.length or plain is not None:
-            task = task.with_lengths(length, plain)
+        operation = work_on(task.entry.format).OPERATIONS[context.op]
+        status, error_class, text, length, plain = operation(context, task, attempt)
+        task = task._replace(entry=with_lengths(task.entry, length, plain))
     except AlreadyEncryptedError as error:
         status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
     except Exception as error:

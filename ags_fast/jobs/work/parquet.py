@@ -17,8 +17,14 @@ from ags_fast.dataset.files.parquet import STRICT, closing, decrypt_to, parquet_
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.files.source import Source
-from ags_fast.fs import NewFile, NewObject
-from ags_fast.jobs.work.context import AlreadyEncryptedError, Outcome, SourceChangedError, encrypted_already
+from ags_fast.fs import NewObject
+from ags_fast.jobs.work.context import (
+    WRITTEN_EARLIER,
+    AlreadyEncryptedError,
+    Outcome,
+    SourceChangedError,
+    encrypted_already,
+)
 from ags_fast.jobs.work.rows import is_there
 from ags_fast.parquet import Keys, decrypt_file, encrypt_file, reencrypt_file, verify
 from ags_fast.parquet.opened import Opened
@@ -29,33 +35,22 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import Entry, Store
-    from ags_fast.jobs.work.context import Context, Task
-
-
-def run(context: Context, task: Task, attempt: int) -> Outcome:
-    """Run the task of one file."""
-    return _OPERATIONS[context.op](context, task, attempt)
+    from ags_fast.jobs.work.context import Context, Operations, Task
+    from ags_fast.parquet.report import Report
 
 
 def _ok(file_length: int) -> Outcome:
     return Outcome("ok", file_length=file_length)
 
 
-def _written(context: Context, entry: FileEntry, keys: Keys, file_length: int, length: int | None = None) -> Outcome:
-    """Return the outcome of a written file. Its plain length is the length of the plaintext view."""
-    if length is None:
-        length = plain_length(context.contents, entry._replace(file_length=file_length), keys)
-    return Outcome("ok", file_length=file_length, plain_length=length)
-
-
 class _Checked(NewObject):
-    """A file in the making that is published only if a last check passes."""
+    """A file of the dataset in the making that is published only if a last check passes."""
 
-    def __init__(self, new: NewFile | NewObject, check: Callable[[], None]) -> None:
-        super().__init__()
-        self.path = new.path
-        self._new = new
+    def __init__(self, context: Context, entry: FileEntry, check: Callable[[], None]) -> None:
+        self._new = context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync)
         self._check = check
+        self.path = self._new.path
+        super().__init__()
 
     def _write(self, view: memoryview) -> None:
         self._new.write(view)
@@ -66,11 +61,6 @@ class _Checked(NewObject):
 
     def _discard(self) -> None:
         self._new.discard()
-
-
-def _begin(context: Context, entry: FileEntry, check: Callable[[], None] | None) -> NewFile | NewObject:
-    new = context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync)
-    return new if check is None else _Checked(new, check)
 
 
 def _ends(source: Any) -> tuple[bytes, bytes]:
@@ -105,12 +95,23 @@ def _already(plain: Any) -> str | None:
         return None if opened.crypto is None else "it is a Parquet file with a signed footer, and encrypted already"
 
 
-def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
-    entry, source = task.entry, context.other
+def _write(context: Context, task: Task, attempt: int) -> Outcome:
+    """Encrypt a source, or a file of the dataset anew. Its plain length is the length of the plaintext view."""
+    entry, keys = task.entry, parquet_keys(context.contents, task.entry)
+    length, plain = _finished(context, entry, keys, attempt), None
+    if length is None:
+        report = _encrypt(context, entry, keys) if task.old is None else _rekey(context, task.old, entry, keys)
+        length, plain = report.file_length, report.plain_length
+        if context.verify_after:
+            _check(context, entry)
+    if plain is None:
+        plain = plain_length(context.contents, entry._replace(file_length=length), keys)
+    return Outcome("ok", file_length=length, plain_length=plain)
+
+
+def _encrypt(context: Context, entry: FileEntry, keys: Keys) -> Report:
+    source = context.other
     assert source is not None
-    keys = parquet_keys(context.contents, entry)
-    if length := _finished(context, entry, keys, attempt):
-        return _written(context, entry, keys, length)
     there = source.stat(entry.source)
     if there is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source.full_path(entry.source))
@@ -123,12 +124,9 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
             raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
         context.check_plan()
 
-    with (
-        closing(source.open_seekable(entry.source, there)) as plain,
-        _begin(context, entry, check) as new,
-    ):
+    with closing(source.open_seekable(entry.source, there)) as plain, _Checked(context, entry, check) as new:
         try:
-            report = encrypt_file(
+            return encrypt_file(
                 plain,
                 new,
                 keys,
@@ -145,9 +143,6 @@ def _encrypt(context: Context, task: Task, attempt: int) -> Outcome:
                     "this is not a Parquet file: run the job again with format='ags1', which encrypts the rest"
                 ) from None
             raise
-    if context.verify_after:
-        _check(context, entry)
-    return _written(context, entry, keys, report.file_length, report.plain_length)
 
 
 def _finished(context: Context, entry: FileEntry, keys: Keys, attempt: int) -> int | None:
@@ -158,26 +153,20 @@ def _finished(context: Context, entry: FileEntry, keys: Keys, attempt: int) -> i
     if not (attempt or context.resume) or context.dataset.stat(entry.file) is None:
         return None
     try:
-        with sealed(context.contents, entry) as source:
-            with Opened(source, Reading(keys, entry.aad_prefix)) as opened:
-                length = opened.source.size
-            if context.resume == "verify":
-                _verify_source(context, entry, source)
+        if context.resume == "verify":
+            return _check(context, entry)
+        with sealed(context.contents, entry) as source, Opened(source, Reading(keys, entry.aad_prefix)) as opened:
+            return opened.source.size
     except (IntegrityError, FormatError):
         return None
-    return length
 
 
 def _check(context: Context, entry: FileEntry) -> int:
-    with sealed(context.contents, entry) as source:
-        return _verify_source(context, entry, source)
-
-
-def _verify_source(context: Context, entry: FileEntry, source: Any) -> int:
     keys = parquet_keys(context.contents, entry)
-    length = verify(source, keys, aad_prefix=entry.aad_prefix, threads=context.threads, **STRICT).file_length
-    if entry.key_material is not None:
-        _check_key_material(entry, source, keys)
+    with sealed(context.contents, entry) as source:
+        length = verify(source, keys, aad_prefix=entry.aad_prefix, threads=context.threads, **STRICT).file_length
+        if entry.key_material is not None:
+            _check_key_material(entry, source, keys)
     return length
 
 
@@ -203,42 +192,26 @@ def _verify(context: Context, task: Task, attempt: int) -> Outcome:
 def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
     entry, destination = task.entry, context.other
     assert destination is not None
-    there = destination.stat(check_path(entry.path))
-    if there is not None:
+    if destination.stat(check_path(entry.path)) is not None:
         # As for AGS1 streams, but the plaintext length is not known, so the bytes decide.
         if (attempt or context.resume or not context.overwrite) and _is_decrypted(context, entry):
             if context.resume and not attempt:
-                return Outcome("skipped", "AlreadyThere", "an earlier run wrote it", entry.file_length)
+                return Outcome("skipped", *WRITTEN_EARLIER, entry.file_length)
             return _ok(entry.file_length)
         if not context.overwrite and not context.resume:
             raise FileExistsError(is_there(entry.path))
-    with (
-        sealed(context.contents, entry) as source,
-        context.restored(entry) as new,
-    ):
+    with sealed(context.contents, entry) as source, context.restored(entry) as new:
         decrypt_to(context.contents, entry, source, new)
     left_out = [key["column"] for key in entry.column_keys or () if key["key_id"] in context.without]
     if left_out:
-        return Outcome(
-            "ok",
-            "ColumnsDropped",
-            f"without {', '.join(left_out)}: the KMS refuses their keys",
-            entry.file_length,
-        )
+        why = f"without {', '.join(left_out)}: the KMS refuses their keys"
+        return Outcome("ok", "ColumnsDropped", why, entry.file_length)
     return _ok(entry.file_length)
 
 
-def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
-    entry, old = task.entry, task.old
-    assert old is not None
-    keys = parquet_keys(context.contents, entry)
-    if length := _finished(context, entry, keys, attempt):
-        return _written(context, entry, keys, length)
-    with (
-        sealed(context.contents, old) as source,
-        _begin(context, entry, context.check_plan if context.plan else None) as new,
-    ):
-        report = reencrypt_file(
+def _rekey(context: Context, old: FileEntry, entry: FileEntry, keys: Keys) -> Report:
+    with sealed(context.contents, old) as source, _Checked(context, entry, context.check_plan) as new:
+        return reencrypt_file(
             source,
             new,
             parquet_keys(context.contents, old),
@@ -249,17 +222,9 @@ def _rekey(context: Context, task: Task, attempt: int) -> Outcome:
             threads=context.threads,
             **STRICT,
         )
-    if context.verify_after:
-        _check(context, entry)
-    return _written(context, entry, keys, report.file_length, report.plain_length)
 
 
-_OPERATIONS: dict[str, Callable[[Context, Task, int], Outcome]] = {
-    "encrypt": _encrypt,
-    "decrypt": _decrypt,
-    "verify": _verify,
-    "rekey": _rekey,
-}
+OPERATIONS: Operations = {"encrypt": _write, "decrypt": _decrypt, "verify": _verify, "rekey": _write}
 
 
 def holds(context: Context, entry: FileEntry, file: str) -> bool:
@@ -303,14 +268,11 @@ def _is_decrypted(context: Context, entry: FileEntry) -> bool:
 
 class _Digest:
     def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+        self.hash = hashlib.sha256()
 
     def write(self, data: Any) -> int:
-        self._hash.update(data)
+        self.hash.update(data)
         return len(data)
-
-    def value(self) -> bytes:
-        return self._hash.digest()
 
 
 def same_as_source(context: Context, entry: FileEntry) -> bool:
@@ -329,4 +291,4 @@ def same_as_source(context: Context, entry: FileEntry) -> bool:
     with closing(source.open_seekable(entry.path)) as plain, tempfile.TemporaryFile() as between:
         encrypt_file(plain, between, keys, threads=context.threads)
         decrypt_file(between, its, keys, threads=context.threads)
-    return ours.value() == its.value()
+    return ours.hash.digest() == its.hash.digest()

@@ -10,6 +10,7 @@ from ags_fast.ags1 import HEADER_NBYTES, encode_header
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.jobs.work.context import (
+    WRITTEN_EARLIER,
     AlreadyEncryptedError,
     Context,
     Outcome,
@@ -21,10 +22,8 @@ from ags_fast.jobs.work.rows import is_there
 from ags_fast.stream import AgsWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.fs import Store
+    from ags_fast.jobs.work.context import Operations
 
 SMALL_NBYTES = 64 << 10  # plaintext up to this size is sealed and written by one call
 CHUNK_NBYTES = 1 << 20  # plaintext at a time; one block for each thread if that is more
@@ -39,26 +38,41 @@ def _chunks(context: Context, block_size: int) -> memoryview:
     return memoryview(chunk)[:size]
 
 
-def _encrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
+def _write(context: Context, task: Task, attempt: int) -> Outcome:
+    """Encrypt a source, or a file of the dataset anew."""
     entry = task.entry
+    if not _is_finished(context, entry, attempt):
+        plain = _small_plaintext_of(context, task) if _is_small(entry) else None
+        if plain is not None:
+            _write_small(context, entry, plain)
+        elif task.old is None:
+            _encrypt_steps(context, entry)
+        else:
+            _rekey_steps(context, task.old, entry)
+        if context.verify_after:
+            _check(context, entry)
+    return _ok(entry)
+
+
+def _ok(entry: FileEntry) -> Outcome:
+    return Outcome("ok", file_length=entry.file_length)
+
+
+def _small_plaintext_of(context: Context, task: Task) -> bytes | None:
+    """Read what a small file is made from, in one step. None if that is impossible, or on any error."""
+    if task.old is not None:
+        return _small_plaintext(context, task.old)
     assert context.other is not None
-    if _is_finished(context, entry, attempt):
-        return None
-    plain = None
-    if _is_small(entry):
-        plain = context.other.read_if_unchanged(entry.source, entry.plain_length, entry.stamp)
+    entry = task.entry
+    plain = context.other.read_if_unchanged(entry.source, entry.plain_length, entry.stamp)
     if plain is not None:
         _refuse_encrypted(plain)
-        _write_small(context, entry, plain)
-    else:
-        _encrypt_steps(context, context.other, entry)
-    if context.verify_after:
-        _check(context, entry)
-    return None
+    return plain
 
 
-def _encrypt_steps(context: Context, source: Store, entry: FileEntry) -> None:
-    with source.open_once(entry.source) as file:
+def _encrypt_steps(context: Context, entry: FileEntry) -> None:
+    assert context.other is not None
+    with context.other.open_once(entry.source) as file:
         if file.stamp != entry.stamp or file.size != entry.plain_length:
             raise SourceChangedError(f"{entry.source} has changed since it was planned: run the job again")
         chunk = _chunks(context, entry.block_size)
@@ -81,7 +95,7 @@ def _refuse_encrypted(head: bytes) -> None:
 def _writer(context: Context, entry: FileEntry) -> AgsWriter:
     return AgsWriter(
         context.dataset.begin(entry.file, tag=context.job_id, fsync=context.fsync),
-        context.dek(entry),
+        context.contents.dek(entry),
         aad_prefix=entry.aad_prefix,
         block_size=entry.block_size,
         threads=context.threads,
@@ -94,7 +108,7 @@ def _is_small(entry: FileEntry) -> bool:
 
 def _write_small(context: Context, entry: FileEntry, plain: bytes) -> None:
     """Write a small file in one step: the steps of a writer would cost as much as the work."""
-    key, block_size = Key(context.dek(entry)), entry.block_size
+    key, block_size = Key(context.contents.dek(entry)), entry.block_size
     stream = key.seal_bytes(entry.aad_prefix, block_size, encode_header(block_size), plain)
     context.check_plan()
     context.dataset.write_small(entry.file, stream, tag=context.job_id, fsync=context.fsync)
@@ -130,37 +144,37 @@ def _small_plaintext(context: Context, entry: FileEntry) -> bytes | None:
     if stream is None or not stream.startswith(encode_header(entry.block_size)):
         return None
     try:
-        key = Key(context.dek(entry))
+        key = Key(context.contents.dek(entry))
         return key.open_bytes(entry.aad_prefix, entry.block_size, 0, stream, HEADER_NBYTES, entry.plain_length, 1)
     except (AgsError, ValueError):
         return None
 
 
-def _verify(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
+def _verify(context: Context, task: Task, attempt: int) -> Outcome:
     _check(context, task.entry)
-    return None
+    return _ok(task.entry)
 
 
-def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
+def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
     entry = task.entry
     destination = context.other
     assert destination is not None
     # If the file should not exist, the one-step write itself finds out whether it does.
     fresh = not (attempt or context.resume or context.overwrite)
     if fresh and _decrypt_small(context, entry):
-        return None
+        return _ok(entry)
     there = destination.stat(check_path(entry.path))
     if there is not None:
         same = there.size == entry.plain_length
         # The planner refused files that existed before the job. So another attempt (an earlier one, or one at the same
         # time) or another program wrote this file meanwhile.
         looks = attempt or context.resume or not context.overwrite
-        if same and (context.resume == "length" or (looks and equal(context, entry))):
-            return ("AlreadyThere", "an earlier run wrote it") if context.resume and not attempt else None
+        if same and (context.resume == "length" or (looks and same_as_source(context, entry))):
+            return Outcome("skipped", *WRITTEN_EARLIER) if context.resume and not attempt else _ok(entry)
         if not context.overwrite and not context.resume:
             raise FileExistsError(is_there(entry.path))
     elif not fresh and _decrypt_small(context, entry):
-        return None
+        return _ok(entry)
     with context.reader(entry) as reader:
         new = context.restored(entry)
         try:
@@ -170,7 +184,7 @@ def _decrypt(context: Context, task: Task, attempt: int) -> tuple[str, str] | No
             new.publish()
         finally:
             new.discard()
-    return None
+    return _ok(entry)
 
 
 def _decrypt_small(context: Context, entry: FileEntry) -> bool:
@@ -178,32 +192,6 @@ def _decrypt_small(context: Context, entry: FileEntry) -> bool:
     check_path(entry.path)
     plain = _small_plaintext(context, entry)
     return plain is not None and context.give_restored(entry, plain)
-
-
-def equal(context: Context, entry: FileEntry) -> bool:
-    """Return whether the file outside of the dataset equals the dataset's, after a check of all tags."""
-    assert context.other is not None
-    with context.reader(entry) as reader, context.other.open_once(entry.path) as file:
-        chunk = _chunks(context, entry.block_size)
-        while got := file.readinto(chunk):
-            if reader.read(got) != chunk[:got]:
-                return False
-        return reader.read(1) == b""
-
-
-def _rekey(context: Context, task: Task, attempt: int) -> tuple[str, str] | None:
-    entry = task.entry
-    assert task.old is not None
-    if _is_finished(context, entry, attempt):
-        return None
-    plain = _small_plaintext(context, task.old) if _is_small(entry) else None
-    if plain is not None:
-        _write_small(context, entry, plain)
-    else:
-        _rekey_steps(context, task.old, entry)
-    if context.verify_after:
-        _check(context, entry)
-    return None
 
 
 def _rekey_steps(context: Context, old: FileEntry, entry: FileEntry) -> None:
@@ -214,18 +202,7 @@ def _rekey_steps(context: Context, old: FileEntry, entry: FileEntry) -> None:
         context.check_plan()
 
 
-_OPERATIONS: dict[str, Callable[[Context, Task, int], tuple[str, str] | None]] = {
-    "encrypt": _encrypt,
-    "decrypt": _decrypt,
-    "verify": _verify,
-    "rekey": _rekey,
-}
-
-
-def run(context: Context, task: Task, attempt: int) -> Outcome:
-    """Run the task of one file."""
-    note = _OPERATIONS[context.op](context, task, attempt)
-    return Outcome("ok", file_length=task.entry.file_length) if note is None else Outcome("skipped", *note)
+OPERATIONS: Operations = {"encrypt": _write, "decrypt": _decrypt, "verify": _verify, "rekey": _write}
 
 
 def holds(context: Context, entry: FileEntry, file: str) -> bool:
@@ -236,5 +213,11 @@ def holds(context: Context, entry: FileEntry, file: str) -> bool:
 
 
 def same_as_source(context: Context, entry: FileEntry) -> bool:
-    """Return whether the source of a file has the bytes that the dataset holds."""
-    return equal(context, entry)
+    """Return whether the file outside of the dataset equals the dataset's, after a check of all tags."""
+    assert context.other is not None
+    with context.reader(entry) as reader, context.other.open_once(entry.path) as file:
+        chunk = _chunks(context, entry.block_size)
+        while got := file.readinto(chunk):
+            if reader.read(got) != chunk[:got]:
+                return False
+        return reader.read(1) == b""

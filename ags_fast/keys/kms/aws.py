@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms.client import ALLOWED, CONTEXT, KeyVersion, Wrapped, context_of
+from ags_fast.keys.kms.client import ALLOWED, CONTEXT, DeniedError, KeyVersion, Wrapped, context_of
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
@@ -182,10 +182,9 @@ class AwsKms(ServiceKms[_Client]):
 
     def _told(self, method: str, key_id: str, **more: Any) -> dict[str, Any]:
         """Return AWS's description of a key, or an empty dict if this caller may not see it."""
-        try:
+        with contextlib.suppress(DeniedError):
             return self._call(method, key_id, {"KeyId": self._one_key(key_id)["KeyId"], **more})
-        except _DeniedError:
-            return {}
+        return {}
 
     def _one_key(self, key_id: str) -> dict[str, Any]:
         """Return the arguments of each request that name its key."""
@@ -212,7 +211,7 @@ class AwsKms(ServiceKms[_Client]):
             if _code(error) == "IncorrectKeyException" and ALIAS.search(key_id):
                 raise self._alias_moved(key_id, request["CiphertextBlob"], deadline) from None
             refused = self._translated(error, method, key_id)
-            raise (_DeniedError(str(refused)) if _code(error) in DENIED else refused) from None
+            raise (DeniedError(str(refused)) if _code(error) in DENIED else refused) from None
         except BotoCoreError as error:
             where = client.meta.endpoint_url
             check = f"{ENDPOINT}, {REGION} and the credentials"
@@ -332,10 +331,6 @@ class AwsKms(ServiceKms[_Client]):
         else:
             advice = REFUSALS.get(code, "see what AWS documents for it").format(action=action)
         return self._refusal(action, repr(key_id), code, advice)
-
-
-class _DeniedError(KeyAccessError):
-    """The caller may not."""
 
 
 def _material(answer: Mapping[str, Any], name: str) -> str | None:

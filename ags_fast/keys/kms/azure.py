@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms.client import KeyVersion, Wrapped
+from ags_fast.keys.kms.client import DeniedError, KeyVersion, Wrapped
 from ags_fast.keys.kms.imports import find_class
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms, on_this_machine
@@ -91,13 +92,8 @@ class AzureKms(ServiceKms["_Vault"]):
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         deadline, vault = self._deadline(), self._vault(wrapping_key_id)
         version = self._newest(vault, wrapping_key_id, deadline)
-        result = self._request(
-            "wrapKey",
-            wrapping_key_id,
-            version,
-            lambda: vault.crypto(wrapping_key_id, version).wrap_key(self._algorithm, key),
-            deadline,
-        )
+        wrap = partial(vault.crypto(wrapping_key_id, version).wrap_key, self._algorithm, key)
+        result = self._request("wrapKey", wrapping_key_id, version, wrap, deadline)
         return Wrapped.by(result.encrypted_key, version)
 
     def _current_version(self, wrapping_key_id: str) -> str:
@@ -105,7 +101,7 @@ class AzureKms(ServiceKms["_Vault"]):
 
     def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
         """Return an empty list if the caller may not list versions."""
-        with contextlib.suppress(_DeniedError):
+        with contextlib.suppress(DeniedError):
             return [
                 KeyVersion(
                     _checked(one.version),
@@ -129,12 +125,8 @@ class AzureKms(ServiceKms["_Vault"]):
                 disabled.append(version)
             elif version not in tried:
                 if time.monotonic() > deadline:
-                    raise self._refusal(
-                        "unwrapKey",
-                        repr(wrapping_key_id),
-                        "kms.call-budget-ms",
-                        f"only {len(tried)} versions were tried",
-                    )
+                    advice = f"only {len(tried)} versions were tried"
+                    raise self._refusal("unwrapKey", repr(wrapping_key_id), "kms.call-budget-ms", advice)
                 key = self._opened(vault, wrapped, wrapping_key_id, version, deadline)
                 if key is not None:
                     return key
@@ -156,14 +148,8 @@ class AzureKms(ServiceKms["_Vault"]):
         from azure.core.exceptions import HttpResponseError
 
         try:
-            result = self._request(
-                "unwrapKey",
-                name,
-                version,
-                lambda: vault.crypto(name, version).unwrap_key(self._algorithm, wrapped),
-                deadline,
-                quiet=True,
-            )
+            unwrap = partial(vault.crypto(name, version).unwrap_key, self._algorithm, wrapped)
+            result = self._request("unwrapKey", name, version, unwrap, deadline, quiet=True)
         except HttpResponseError as error:
             if error.status_code == 400 or _codes(error)[-1] in ("KeyDisabled", "KeyNotFound"):
                 return None
@@ -285,11 +271,7 @@ class AzureKms(ServiceKms["_Vault"]):
             advice = f"no credential gives a token: set {CREDENTIALS}, or what azure.identity looks for"
         key = repr(name) if version is None else f"{name!r}, version {version}"
         refused = self._refusal(action, key, "/".join(codes), advice or "see what Azure documents for it")
-        return _DeniedError(str(refused)) if error.status_code == 403 else refused
-
-
-class _DeniedError(KeyAccessError):
-    """The caller may not."""
+        return DeniedError(str(refused)) if error.status_code == 403 else refused
 
 
 class _Vault:

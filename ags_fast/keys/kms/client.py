@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import os
+import re
 import time
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
@@ -29,6 +30,7 @@ __all__ = [
     "ALLOWED",
     "CACHE_SECONDS",
     "CONTEXT",
+    "DeniedError",
     "KeyVersion",
     "KmsClient",
     "Wrapped",
@@ -52,6 +54,7 @@ CACHE_SECONDS = 3600.0
 AES_NBYTES = (16, 24, 32)
 MAX_KEY_NBYTES = 4096  # the limit of the strictest service
 MIN_TELLING_NBYTES = 8  # a shorter key may occur in other bytes by chance
+ODD = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and what UTF-8 cannot encode
 MAX_SHARED = 16  # clients that a process remembers
 
 
@@ -67,9 +70,13 @@ def check_key_id(key_id: str) -> str:
     """
     if not isinstance(key_id, str):
         raise TypeError(f"a key id is text, not {type(key_id).__name__}")
-    if not key_id or any(ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in key_id):
+    if not key_id or ODD.search(key_id):
         raise ValueError(f"a key id is text without control characters and not empty, not {key_id!r}")
     return key_id
+
+
+class DeniedError(KeyAccessError):
+    """The caller may not do that with the key."""
 
 
 class Wrapped(bytes):
@@ -160,6 +167,7 @@ class KmsClient:
     Make a client with `load_kms`. For a system of your own, derive a class, name it in ``encryption.kms-impl``, and
     write `_wrap` and `_unwrap`. If the system generates or rewraps keys, write `_generate` or `_rewrap` and set
     `supports_key_generation` or `supports_rewrap`. If it names versions, write `key_version` and `_current_version`.
+    If its calls wait for no other computer, set `waits` to False.
     The public methods check arguments and answers, wait for their turn, count, and report to the audit hook. They also
     count and report for a subclass that overrides `wrap_key` and the like instead.
 
@@ -174,6 +182,7 @@ class KmsClient:
     property_names: ClassVar[Collection[str] | None] = None  # see load_kms
     supports_key_generation = False
     supports_rewrap = False
+    waits = True  # whether a call waits for another computer, so that several calls at once save time
     _properties: dict[str, str] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.keys.kms.client import KeyVersion, Wrapped
+from ags_fast.keys.kms.client import DeniedError, KeyVersion, Wrapped
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNREACHED, ServiceKms
 
@@ -127,10 +128,9 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
                 client.get_crypto_key(request={"name": name}, timeout=self._timeout, retry=None).primary.name
             )
 
-        try:
+        with suppress(DeniedError):
             return self._call("Get", wrapping_key_id, ask)
-        except _DeniedError:
-            return None
+        return None
 
     def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
         def ask(client: KeyManagementServiceClient, name: str) -> list[KeyVersion]:
@@ -140,10 +140,9 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
                 for one in itertools.islice(pages, MAX_VERSIONS)
             ]
 
-        try:
+        with suppress(DeniedError):
             return self._call("List", wrapping_key_id, ask)
-        except _DeniedError:
-            return []
+        return []
 
     def _call(self, action: str, key_id: str, ask: Callable[[KeyManagementServiceClient, str], T]) -> T:
         from google.api_core.exceptions import GoogleAPICallError
@@ -160,7 +159,7 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
             return self._ask(lambda: ask(client, key_id))
         except GoogleAPICallError as error:
             refused = self._translated(error, action, key_id)
-            raise (_DeniedError(str(refused)) if _code(error) == "PERMISSION_DENIED" else refused) from None
+            raise (DeniedError(str(refused)) if _code(error) == "PERMISSION_DENIED" else refused) from None
         except RequestException as error:
             where = self.properties.get(ENDPOINT, "cloudkms.googleapis.com")
             raise self._not_reached(where, repr(key_id), error, ENDPOINT) from None
@@ -230,10 +229,6 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
             return self._refusal(action, f"{key_id!r}, version {named[1]}", named[2], STATES[named[2]])
         advice = BUSY_ADVICE if code in BUSY_CODES else REFUSALS.get(code, "see what Google documents for it")
         return self._refusal(action, repr(key_id), code, advice.format(action=action))
-
-
-class _DeniedError(KeyAccessError):
-    """The caller may not."""
 
 
 def _number(name: str) -> str | None:

@@ -81,6 +81,7 @@ class LocalKms(KmsClient):
 
     provider = "local"
     property_names = BY_PROVIDER[provider]
+    waits = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ags_fast.keys.kms.accounts import AUDIT_HOOK, named_hook
 from ags_fast.keys.kms.client import ALLOWED, KmsClient, allowed_patterns, cache_lifetime, call_rate, remembered
 from ags_fast.keys.kms.imports import KMS_IMPL, find_class
-from ags_fast.keys.kms.names import check_names
+from ags_fast.keys.kms.names import check_kms_names
 
 __all__ = ["KMS_TYPE", "PROVIDERS", "as_kms", "check_travels", "load_kms", "shared_client"]
 
@@ -74,7 +74,7 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     kind = find_class(impl)
     if not (isinstance(kind, type) and issubclass(kind, KmsClient)):
         raise TypeError(f"{impl} is not a KMS client: derive it from ags_fast.keys.KmsClient, with _wrap and _unwrap")
-    check_names(properties, kind)
+    check_kms_names(properties, kind)
     return kind.with_properties(properties)
 
 

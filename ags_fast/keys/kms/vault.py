@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys.kms.client import DeniedError
 from ags_fast.keys.kms.names import BY_PROVIDER
 from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms
 
@@ -133,14 +134,11 @@ class VaultKms(ServiceKms["_Server"]):
 
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         text = base64.b64encode(key).decode()
-        return _ciphertext(
-            self._call(
-                "encrypt",
-                wrapping_key_id,
-                lambda t, n, m: t.encrypt_data(n, text, type=NO_TYPE, mount_point=m),
-                self._deadline(),
-            )
-        )
+
+        def ask(transit: _Transit, name: str, mount: str) -> dict[str, Any]:
+            return transit.encrypt_data(name, text, type=NO_TYPE, mount_point=mount)
+
+        return _ciphertext(self._call("encrypt", wrapping_key_id, ask))
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return _plaintext(self._send("decrypt", wrapped, wrapping_key_id))
@@ -166,24 +164,23 @@ class VaultKms(ServiceKms["_Server"]):
         if length == 24:  # the engine makes none of 192 bits
             key = os.urandom(length)
             return key, self._wrap(key, wrapping_key_id)
-        answer = self._call(
-            "datakey",
-            wrapping_key_id,
-            lambda t, n, m: t.generate_data_key(n, "plaintext", bits=8 * length, mount_point=m),
-            self._deadline(),
-        )
+
+        def ask(transit: _Transit, name: str, mount: str) -> dict[str, Any]:
+            return transit.generate_data_key(name, "plaintext", bits=8 * length, mount_point=mount)
+
+        answer = self._call("datakey", wrapping_key_id, ask)
         return _plaintext(answer), _ciphertext(answer)
 
     def _call(
-        self, action: str, key_id: str, ask: Callable[[_Transit, str, str], dict[str, Any]], deadline: float
+        self, action: str, key_id: str, ask: Callable[[_Transit, str, str], dict[str, Any]], deadline: float = 0
     ) -> dict[str, Any]:
         from hvac.exceptions import Forbidden, InvalidRequest, VaultError
         from requests.exceptions import RequestException
 
         if not KEY_NAME.fullmatch(key_id):  # it becomes part of a path
             raise KeyAccessError(f"{key_id!r} is not a key id of the KMS vault: name a transit key")
-        server, mount = self._connected(), self._mount
-        token = ""
+        server, mount, token = self._connected(), self._mount, ""
+        deadline = deadline or self._deadline()
 
         def request() -> dict[str, Any]:
             nonlocal token
@@ -221,10 +218,9 @@ class VaultKms(ServiceKms["_Server"]):
 
     def _find(self, key_id: str, deadline: float) -> dict[str, Any] | None:
         """Return Vault's description of the key; None if that is not allowed. KeyAccessError: the key is unknown."""
-        try:
+        with contextlib.suppress(DeniedError):
             return self._call("read", key_id, lambda t, n, m: t.read_key(n, mount_point=m), deadline)
-        except _ForbiddenError:
-            return None
+        return None
 
     def _why(self, wrapped: bytes, action: str, key_id: str, deadline: float) -> IntegrityError | KeyAccessError:
         """Return the error of a refused request. Vault's own is the same for old versions and for changed bytes."""
@@ -349,7 +345,7 @@ class VaultKms(ServiceKms["_Server"]):
             advice = f"there is no such key, or no transit engine at {MOUNT} ({self._mount}): make it first"
         else:
             advice = "see what Vault documents for it"
-        made = _ForbiddenError if code == "Forbidden" else KeyAccessError
+        made = DeniedError if code == "Forbidden" else KeyAccessError
         return made(str(self._refusal(action, repr(key_id), code, advice)))
 
 
@@ -394,10 +390,6 @@ class _Server:
 
 class _InvalidError(Exception):
     """Vault calls the request invalid, and does not say why."""
-
-
-class _ForbiddenError(KeyAccessError):
-    pass
 
 
 def _read(path: str) -> str:

@@ -1,21 +1,19 @@
-"""Where KEKs live: the mutable medium beside data that never changes. Entries are wrapped, so stores keep no secret."""
+"""Key stores: where the wrapped KEKs of a dataset are, if they are not in its log."""
 
-from __future__ import annotations
-
-from ags_fast.keys.stores.base import Change, Entries, KeyResolver
-from ags_fast.keys.stores.documents import claimed_keys
+from ags_fast.keys.stores.base import KeyResolver, KeyStore, job_of_row
 from ags_fast.keys.stores.factory import open_key_store
-from ags_fast.keys.stores.folder import DatasetKeyStore
+from ags_fast.keys.stores.folder import FolderKeyStore
 from ags_fast.keys.stores.memory import MemoryKeyStore
-from ags_fast.keys.stores.restore import Earlier
+from ags_fast.keys.stores.wraps import Wraps, in_log, rows_of
 
 __all__ = [
-    "Change",
-    "DatasetKeyStore",
-    "Earlier",
-    "Entries",
+    "FolderKeyStore",
     "KeyResolver",
+    "KeyStore",
     "MemoryKeyStore",
-    "claimed_keys",
+    "Wraps",
+    "in_log",
+    "job_of_row",
     "open_key_store",
+    "rows_of",
 ]

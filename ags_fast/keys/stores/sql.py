@@ -1,331 +1,190 @@
-"""KEKs in a database: the tables ``ags_keys`` and ``ags_key_versions`` of SQLite or PostgreSQL, for many datasets."""
+"""Wrapped KEKs in a database: the tables ``ags_key_store`` and ``ags_wrapped_keks`` of SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-import time
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import explaining
 
 with explaining("a database as a key store"):
-    from sqlalchemy import (
-        BigInteger,
-        Column,
-        Engine,
-        MetaData,
-        String,
-        Table,
-        Text,
-        create_engine,
-        delete,
-        exc,
-        func,
-        insert,
-        make_url,
-        select,
-        update,
-    )
+    import sqlalchemy as sa
+    from sqlalchemy import exc, select
+    from sqlalchemy.dialects import postgresql, sqlite
 
-from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.keys.chain import sha256
-from ags_fast.keys.encoding import parse_object
-from ags_fast.keys.entry import KeyEntry
-from ags_fast.keys.envelope import binding
-from ags_fast.keys.stores.base import (
-    HISTORY,
-    Change,
-    Entries,
-    check_changes,
-    conflict,
-    mend_after_fork,
-    summary,
-    unknown,
-)
+from ags_fast.errors import FormatError, KeyAccessError, PolicyError, UnknownKeyError
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping
 
     from sqlalchemy import Connection
 
-__all__ = ["SqlKeyStore", "connect", "shown"]
+__all__ = ["SqlKeyStore"]
 
+DATASET_CHARS = 255  # the longest id of a dataset
 DATASET = "dataset"  # the parameter of the URL that says which
 # Parameters that drivers take, and no URL may have.
 SECRETS = ("password", "passwd", "pwd", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret")
-DATASET_CHARS = 255  # the longest id of a dataset
-KEY_CHARS = 512  # the longest id of a key: an index takes no more than some 2700 bytes
-ROWS = 500  # looked up or removed in one statement
 CONNECT_SECONDS = 10
 STATEMENT_SECONDS = 30
-ROW_CHARS = 32 << 20  # of JSON
+AT_ONCE = 500  # rows in one statement
+VERSION = 1  # of the schema
+OF_0_2 = ("ags_keys", "ags_key_versions")  # tables
 
-# Times are milliseconds since the epoch.
-TABLES = MetaData()
-KEYS = Table(
-    "ags_keys",
+TABLES = sa.MetaData()
+SCHEMA = sa.Table("ags_key_store", TABLES, sa.Column("version", sa.Integer, primary_key=True, autoincrement=False))
+KEKS = sa.Table(
+    "ags_wrapped_keks",
     TABLES,
-    Column("dataset_id", String(DATASET_CHARS), primary_key=True),
-    Column("key_id", String(KEY_CHARS), primary_key=True),
-    Column("entry", Text, nullable=False),  # JSON, as `KeyEntry.to_json` has it
-    Column("state", String(16), nullable=False),
-    Column("created_ms", BigInteger, nullable=False),
-    Column("changed_version", BigInteger, nullable=False),
-)
-VERSIONS = Table(
-    "ags_key_versions",
-    TABLES,
-    Column("dataset_id", String(DATASET_CHARS), primary_key=True),
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("time_ms", BigInteger, nullable=False),
-    Column("operation", Text, nullable=False),
-    Column("changes", Text, nullable=False),  # JSON: {"added": [key id, …], "changed": …, "removed": …}
-    Column("digest", String(64), nullable=False),  # SHA-256 of the one before and of this change, hex
+    sa.Column("dataset_id", sa.String(DATASET_CHARS), primary_key=True),
+    sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("wrapped", sa.LargeBinary, nullable=False),
 )
 
 
 class SqlKeyStore:
-    """The keys of a dataset in a database, which may have those of others, too.
+    """A key store in a database, for many datasets.
 
-    url: as SQLAlchemy takes it: ``sqlite:///keys.db`` or ``postgresql+psycopg://user@host/database``, with
-    ``?dataset=`` and the dataset's id, unless `dataset_id` says it; or an Engine, for settings of your own. A URL
-    travels to other processes, so one with a password is refused: PostgreSQL's library takes it from PGPASSWORD,
-    PGPASSFILE or ``~/.pgpass``, where it connects.
+    The tables are made when there are none. Threads may share a store, and the child of a fork connects for itself.
+    With a URL it pickles, as that. A database that cannot be reached, or is busy for 30 seconds, is a KeyAccessError.
 
-    The tables are made when there are none. Every change is one transaction, which the primary key of
-    ``ags_key_versions`` decides. The database says who may change the keys: nothing else shows that an entry is not
-    what was put in.
+    Args:
+        url: As SQLAlchemy takes it: ``sqlite:////srv/keys.db`` or ``postgresql+psycopg://user@host/database``; or an
+            Engine, for settings of your own. A URL travels to other processes, so one with a password is refused:
+            PostgreSQL's library takes it from PGPASSWORD, PGPASSFILE or ``~/.pgpass``, where it connects. ``?dataset=``
+            says the same as `dataset_id`.
+        dataset_id: The only dataset that the store is for; None: any.
 
-    Entries that were read are kept until `refresh`; what is not among them is one SELECT by the primary key. Threads
-    may share a store, and the child of a fork connects for itself. With a URL it pickles, as that. KeyAccessError if
-    the database cannot be reached, is busy for 30 seconds, or refuses.
+    Raises:
+        PolicyError: The URL has a password.
+        ValueError: It is not a URL of SQLite or PostgreSQL.
     """
 
     def __init__(self, url: Any, *, dataset_id: str | None = None) -> None:
         self._url: str | None = None
-        if isinstance(url, Engine):
+        if isinstance(url, sa.Engine):
             self._engine = url
         else:
-            self._url, self._engine, dataset_id = connect(url, dataset_id)
+            self._url, self._engine, dataset_id = _connect(url, dataset_id)
             weakref.finalize(self, self._engine.dispose)
         if self._engine.dialect.name not in ("sqlite", "postgresql"):
             raise ValueError(f"a key store is in SQLite or PostgreSQL, not in {self._engine.dialect.name}")
-        self._ready = False
-        self._lock = threading.RLock()
-        self._version: int | None = None
-        self._known: dict[str, KeyEntry] = {}
-        mend_after_fork(self)
-        if dataset_id is None:
-            raise PolicyError(
-                f"{shown(self._engine)} may have many datasets: add ?{DATASET}= and an id. {self._choices()}"
-            )
-        binding(dataset_id, "", "")  # ValueError if it cannot be one
-        if not 0 < len(dataset_id) <= DATASET_CHARS:
-            raise ValueError(f"the id of a dataset has 1 to {DATASET_CHARS} characters here")
         self.dataset_id = dataset_id
+        self._ready = False
+        _stores.add(self)
 
-    @property
-    def version(self) -> int:
-        """As `KeyResolver` has it."""
-        with self._lock:
-            return self.refresh() if self._version is None else self._version
+    def get(self, dataset_id: str, names: Collection[str]) -> dict[str, bytes]:
+        """See `KeyResolver`."""
+        found: dict[str, bytes] = {}
+        with self._transaction(dataset_id) as connection:
+            for some in _parts([*names]):
+                query = select(KEKS.c.name, KEKS.c.wrapped).where(
+                    KEKS.c.dataset_id == dataset_id, KEKS.c.name.in_(some)
+                )
+                found |= {name: bytes(wrapped) for name, wrapped in connection.execute(query)}
+        return found
 
-    def refresh(self) -> int:
-        """As `KeyResolver` has it."""
-        newest = select(func.max(VERSIONS.c.version)).where(VERSIONS.c.dataset_id == self.dataset_id)
-        with self._lock:
-            self._known, self._version = {}, None
-            with self._transaction() as connection:
-                self._version = version = connection.scalar(newest) or 0
-            return int(version)
+    def put(self, dataset_id: str, rows: Mapping[str, bytes]) -> None:
+        """See `KeyStore`."""
+        values = [{"dataset_id": dataset_id, "name": name, "wrapped": wrapped} for name, wrapped in rows.items()]
+        with self._transaction(dataset_id) as connection:
+            connection.execute(self._insert(KEKS), values)
 
-    @property
-    def entries(self) -> Entries:
-        """The entries as an `Envelope` takes them."""
-        return Entries(self)
+    def list(self, dataset_id: str) -> builtins.list[str]:
+        """See `KeyStore`."""
+        with self._transaction(dataset_id) as connection:
+            return [*connection.scalars(select(KEKS.c.name).where(KEKS.c.dataset_id == dataset_id))]
 
-    def get(self, key_id: str) -> KeyEntry:
-        """As `KeyResolver` has it."""
-        with self._lock:
-            entry = self._known.get(key_id)
-            if entry is None:
-                self._first_version()
-                with self._transaction() as connection:
-                    entry = self._select(connection, [key_id]).get(key_id)
-                if entry is None:
-                    raise unknown(key_id, f"{self!r}")
-                self._known[key_id] = entry
-            return entry
+    def remove(self, dataset_id: str, names: builtins.list[str]) -> None:
+        """See `KeyStore`."""
+        with self._transaction(dataset_id) as connection:
+            for some in _parts(names):
+                connection.execute(sa.delete(KEKS).where(KEKS.c.dataset_id == dataset_id, KEKS.c.name.in_(some)))
 
-    def list(self, state: str | None = None) -> builtins.list[KeyEntry]:
-        """As `KeyResolver` has it."""
-        query = select(KEYS.c.key_id, KEYS.c.entry).where(KEYS.c.dataset_id == self.dataset_id)
-        if state is not None:
-            query = query.where(KEYS.c.state == state)
-        self._first_version()
-        with self._transaction() as connection:
-            return [_entry(*row) for row in connection.execute(query.order_by(KEYS.c.created_ms, KEYS.c.key_id))]
+    def after_fork(self) -> None:
+        """Leave the connections to the parent."""
+        self._engine.dispose(close=False)
 
-    def digest(self, version: int) -> str | None:
-        """What stands for a version, and all before it: a SHA-256 in hex. None if there was no such version."""
-        query = select(VERSIONS.c.digest).where(VERSIONS.c.dataset_id == self.dataset_id, VERSIONS.c.version == version)
-        with self._transaction() as connection:
-            found: str | None = connection.scalar(query)
-            return found
+    @contextmanager
+    def _transaction(self, dataset_id: str) -> Iterator[Connection]:
+        """A connection, whose transaction is committed in the end."""
+        if self.dataset_id not in (None, dataset_id) or len(dataset_id) > DATASET_CHARS:
+            raise UnknownKeyError(f"{self!r} is not the key store of the dataset {dataset_id[:DATASET_CHARS]!r}")
+        try:
+            with _quiet if self._engine.dialect.name == "sqlite" else nullcontext():
+                if not self._ready:
+                    self._check_schema()
+                with self._engine.begin() as connection:
+                    yield connection
+        except exc.SQLAlchemyError as error:
+            # The driver's words, not SQLAlchemy's, which show each statement with all that it was given.
+            said = str(getattr(error, "orig", None) or type(error).__name__).strip().split("\n")[0][:300]
+            raise KeyAccessError(f"the key store in {_shown(self._engine)} cannot be used now: {said}") from None
 
-    def compare_and_swap(
-        self, changes: Mapping[str, KeyEntry | None], expected_version: int, *, operation: str = "change"
-    ) -> int:
-        """As `KeyResolver` has it."""
-        check_changes(changes)
-        for key_id in changes:
-            if len(key_id) > KEY_CHARS:
-                raise ValueError(f"the id of a key has up to {KEY_CHARS} characters here")
-        with self._lock:
+    def _check_schema(self) -> None:
+        """See that the tables are those that this version knows, and make them if there are none."""
+        try:
+            versions = self._versions()
+        except exc.DBAPIError:  # most likely there is no such table
+            versions = []
+        if not versions:
+            self._create_tables()
+            versions = self._versions()
+        if versions != [VERSION]:
+            raise FormatError(
+                f"the key store in {_shown(self._engine)} has the schema {versions[-1]}, and this version of ags_fast "
+                f"knows {VERSION}: take a newer one"
+            )
+        self._ready = True
+
+    def _versions(self) -> builtins.list[int]:
+        with self._engine.begin() as connection:
+            return [*connection.scalars(select(SCHEMA.c.version).order_by(SCHEMA.c.version))]
+
+    def _create_tables(self) -> None:
+        """Make the tables. Others may do so at the same time: the version, which is last, is there once."""
+        if old := [name for name in sa.inspect(self._engine).get_table_names() if name in OF_0_2]:
+            raise FormatError(
+                f"{_shown(self._engine)} has the tables {' and '.join(sorted(old))}, made by ags_fast 0.2: take "
+                "another database, or drop these tables when no dataset of ags_fast 0.2 needs their keys"
+            )
+        for table in (KEKS, SCHEMA):
             try:
-                with self._transaction() as connection:
-                    self._change(connection, changes, expected_version, operation)
-            except (_LostError, exc.IntegrityError):  # of two that insert one version, the later one waits, and fails
-                raise conflict(f"{self!r}", expected_version, self.refresh()) from None
-            except KeyAccessError:
-                self._version = None  # for nobody knows whether it was made
-                raise
-            self._version = expected_version + 1
-            self._known = {key_id: entry for key_id, entry in changes.items() if entry is not None}
-            return self._version
+                table.create(self._engine, checkfirst=True)
+            except exc.DBAPIError:  # somebody else makes it too; so it is there now
+                table.create(self._engine, checkfirst=True)
+        with self._engine.begin() as connection:
+            connection.execute(self._insert(SCHEMA), {"version": VERSION})
 
-    def history(self) -> builtins.list[Change]:
-        """As `KeyResolver` has it."""
-        query = select(VERSIONS.c.version, VERSIONS.c.time_ms, VERSIONS.c.changes).where(
-            VERSIONS.c.dataset_id == self.dataset_id
-        )
-        with self._transaction() as connection:
-            rows = connection.execute(query.order_by(VERSIONS.c.version.desc()).limit(HISTORY)).all()
-        return [
-            Change.from_json({"version": number, "time_ms": time_ms, **_json(changes)}, f"{self!r}")
-            for number, time_ms, changes in reversed(rows)
-        ]
+    def _insert(self, table: sa.Table) -> Any:
+        insert = sqlite.insert if self._engine.dialect.name == "sqlite" else postgresql.insert
+        return insert(table).on_conflict_do_nothing()
 
     def __repr__(self) -> str:
-        return f"<SqlKeyStore {shown(self._engine)} {DATASET}={self.dataset_id!r}>"
+        return f"<SqlKeyStore {_shown(self._engine)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._url is None:
             raise TypeError("a key store on an Engine stays in its process: make it of a URL")
         return _restore, (self._url, self.dataset_id)
 
-    def after_fork(self) -> None:
-        """Make a new lock, and connect again."""
-        self._lock = threading.RLock()
-        self._engine.dispose(close=False)  # the connections are the parent's
 
-    def _first_version(self) -> None:
-        """Know a version before anything is read, so that none is newer than what was read."""
-        if self._version is None:
-            self.refresh()
-
-    def _choices(self) -> str:
-        try:
-            with self._transaction() as connection:
-                ids = list(connection.scalars(select(VERSIONS.c.dataset_id).distinct().limit(20)))
-        except KeyAccessError as error:
-            return str(error)
-        return f"It has {', '.join(map(repr, sorted(ids)))}" if ids else "It has none yet"
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """A connection, whose transaction is committed in the end. IntegrityError of SQLAlchemy passes."""
-        try:
-            if not self._ready:
-                self._create_tables()
-            with self._engine.begin() as connection:
-                yield connection
-        except exc.IntegrityError:
-            raise
-        except exc.SQLAlchemyError as error:
-            # The driver's words, not SQLAlchemy's, which show each statement with all that it was given.
-            said = str(getattr(error, "orig", None) or type(error).__name__).strip().split("\n")[0][:300]
-            raise KeyAccessError(f"the key store in {shown(self._engine)} cannot be used now: {said}") from None
-
-    def _create_tables(self) -> None:
-        for table in TABLES.sorted_tables:
-            try:
-                table.create(self._engine, checkfirst=True)
-            except exc.DBAPIError:  # somebody else makes it too; so it is there now
-                table.create(self._engine, checkfirst=True)
-        self._ready = True
-
-    # ---- inside of a transaction
-
-    def _select(self, connection: Connection, key_ids: Sequence[str]) -> dict[str, KeyEntry]:
-        found: dict[str, KeyEntry] = {}
-        for begin in range(0, len(key_ids), ROWS):
-            some = KEYS.c.key_id.in_(key_ids[begin : begin + ROWS])
-            query = select(KEYS.c.key_id, KEYS.c.entry).where(KEYS.c.dataset_id == self.dataset_id, some)
-            found |= {key_id: _entry(key_id, text) for key_id, text in connection.execute(query)}
-        return found
-
-    def _change(
-        self, connection: Connection, changes: Mapping[str, KeyEntry | None], expected: int, operation: str
-    ) -> None:
-        mine, number = {"dataset_id": self.dataset_id}, expected + 1
-        made = {
-            "version": number,
-            "time_ms": time.time_ns() // 1_000_000,
-            "operation": operation,
-            "changes": "",
-            "digest": "",
-        }
-        # First of all: SQLite locks the database for it, and PostgreSQL has others who insert this version wait.
-        connection.execute(insert(VERSIONS), mine | made)
-        last = select(VERSIONS.c.version, VERSIONS.c.digest).where(VERSIONS.c.dataset_id == self.dataset_id)
-        newest = connection.execute(last.order_by(VERSIONS.c.version.desc()).limit(2)).all()
-        if [version for version, _ in newest] != [number, expected][:number]:
-            raise _LostError
-        before = self._select(connection, list(changes))
-        after = {key_id: entry for key_id, entry in changes.items() if entry is not None}
-        what = summary(changes, before, after)
-        told = [*made.values(), newest[-1][1], what, [after[i].to_json() for i in (*what["added"], *what["changed"])]]
-        connection.execute(
-            update(VERSIONS).where(VERSIONS.c.dataset_id == self.dataset_id, VERSIONS.c.version == number),
-            {"changes": json.dumps(what), "digest": sha256(json.dumps(told).encode())},
-        )
-        gone = [*what["changed"], *what["removed"]]
-        for begin in range(0, len(gone), ROWS):
-            some = KEYS.c.key_id.in_(gone[begin : begin + ROWS])
-            connection.execute(delete(KEYS).where(KEYS.c.dataset_id == self.dataset_id, some))
-        rows = [
-            {
-                **mine,
-                "key_id": key_id,
-                "entry": json.dumps(after[key_id].to_json(), separators=(",", ":")),
-                "state": after[key_id].state,
-                "created_ms": after[key_id].created_ms,
-                "changed_version": number,
-            }
-            for key_id in (*what["added"], *what["changed"])
-        ]
-        if rows:
-            connection.execute(insert(KEYS), rows)
-
-
-class _LostError(Exception):
-    """The newest version is another one."""
-
-
-def _restore(url: str, dataset_id: str) -> SqlKeyStore:
+def _restore(url: str, dataset_id: str | None) -> SqlKeyStore:
     return SqlKeyStore(url, dataset_id=dataset_id)
 
 
-def connect(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
-    """The URL without the dataset, an engine for it, and the dataset's id."""
+def _parts(names: list[str]) -> Iterator[list[str]]:
+    return (names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE))
+
+
+def _connect(url: str, dataset_id: str | None) -> tuple[str, sa.Engine, str | None]:
+    """Return the URL without the dataset, an engine for it, and the dataset's id."""
     try:
-        parsed = make_url(url)
+        parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError):
         # Which is not shown: it may hold a password.
         raise ValueError("a key store in a database has a URL as SQLAlchemy takes it") from None
@@ -354,7 +213,7 @@ def connect(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
     settings = {name: value for name, value in settings.items() if name not in parsed.query}
     try:
         # One connection is kept, and looked at before it is used again.
-        engine = create_engine(parsed, connect_args=settings, pool_pre_ping=True, pool_size=1, max_overflow=15)
+        engine = sa.create_engine(parsed, connect_args=settings, pool_pre_ping=True, pool_size=1, max_overflow=15)
     except exc.NoSuchModuleError:
         raise ValueError(f"SQLAlchemy knows no {parsed.drivername}://") from None
     except ImportError as error:
@@ -364,19 +223,20 @@ def connect(url: str, dataset_id: str | None) -> tuple[str, Engine, str | None]:
     return parsed.render_as_string(), engine, named
 
 
-def shown(engine: Engine) -> str:
+def _shown(engine: sa.Engine) -> str:
     """Return the URL of a database, for people."""
     return engine.url.render_as_string(hide_password=True)
 
 
-def _json(text: str) -> dict[str, Any]:
-    if len(text) > ROW_CHARS:
-        raise FormatError(f"a row of the key store has {len(text)} characters, and {ROW_CHARS} are the most")
-    return parse_object(text.encode("utf-8", "surrogatepass"), "a row of the key store")
+_stores: weakref.WeakSet[SqlKeyStore] = weakref.WeakSet()
+_quiet = threading.RLock()  # held while SQLite is asked: a fork would copy locks of its own that a thread holds
 
 
-def _entry(key_id: str, text: str) -> KeyEntry:
-    entry = KeyEntry.from_json(_json(text))
-    if entry.key_id != key_id:
-        raise IntegrityError(f"the row of the key {key_id!r} holds the key {entry.key_id!r}")
-    return entry
+def _after_fork() -> None:
+    """Have the child of a fork connect for itself: the connections are the parent's."""
+    _quiet.release()
+    for store in list(_stores):
+        store.after_fork()
+
+
+os.register_at_fork(before=_quiet.acquire, after_in_parent=_quiet.release, after_in_child=_after_fork)

@@ -16,6 +16,7 @@ from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.dataset.key_material import check_key_material
 from ags_fast.keys.kms import load_kms
+from ags_fast.keys.kms.names import merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -276,8 +277,7 @@ class _Given:
 
     def kms(self) -> dict[str, str]:
         """The properties of the KMS: options with a dot in their names, and those of the option kms, a JSON object."""
-        more = self.json("kms") or {}
-        properties = {**self._properties, **{name: str(value) for name, value in more.items()}}
+        properties = merged({name: str(one) for name, one in (self.json("kms") or {}).items()}, self._properties)
         if not properties:
             raise ValueError(
                 "say which KMS has the keys: give its properties as options, such as "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader
 
 from ags_fast.dataset.dataset import Dataset
+from ags_fast.errors import ExpiredError
 from ags_fast.spark.datasource import avro_reading, parquet_reading
 from ags_fast.spark.datasource.paths import is_hidden
 
@@ -87,11 +88,7 @@ class StreamReader(DataSourceStreamReader, Base):  # type: ignore[misc]
         self._last = self._newest()
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return what the tasks of a batch read.
-
-        Raises:
-            FileNotFoundError: A version between the two was expired before it was read.
-        """
+        """Return what the tasks of a batch read. ExpiredError: a version was expired before it was read."""
         begin, stop = int(start["version"]), int(end["version"])
         if begin >= stop:
             return []
@@ -118,8 +115,8 @@ class StreamReader(DataSourceStreamReader, Base):  # type: ignore[misc]
     def _at(self, number: int) -> Dataset:
         try:
             return replace(self._options.place, version=number).open()
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
+        except ExpiredError as error:
+            raise ExpiredError(
                 f"version {number} of {self._options.place.url} was expired before this stream read it: {error}. What "
                 "it added cannot be told any more. Begin with a new checkpoint, which reads all files again, or give "
                 "the new query a later startingVersion; and let the dataset's policy keep versions for longer"

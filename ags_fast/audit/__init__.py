@@ -1,0 +1,1 @@
+"""What depends on the keys of a dataset, what may be destroyed, and what to run next. An audit changes nothing."""

@@ -1,1 +1,0 @@
-"""Handles and transactions of datasets, over `ags_fast.onelog`."""
