@@ -22,7 +22,7 @@ from support import flip
 
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import delete, encrypt, expire, files, inspecting, open_table, rekey, rotate, verify
-from ags_fast.iceberg.commit import edit
+from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.writing import write_sealed
 from ags_fast.jobs import LocalEngine
 from ags_fast.keys import load_kms
@@ -470,6 +470,28 @@ def test_keys_that_somebody_added(tmp_path: Path, table: Table, kms: dict[str, s
     found = verify(sql_catalog(tmp_path, kms).load_table("ns.t")).warnings
     assert any("several master keys" in text and "mallory, master" in text for text in found)
     assert any("the KEK hers is newer" in text for text in found)
+
+
+def test_keks_that_changed_since_this_process_loaded_the_table(
+    tmp_path: Path, table: Table, kms: dict[str, str]
+) -> None:
+    """One is another key under the old name, one is new; those of this process are no news."""
+    catalog = sql_catalog(tmp_path, kms)
+    known = catalog.load_table("ns.t")
+    known.append(rows(50, 51))
+    assert verify(known).warnings == []
+    changed = next(key["key-id"] for key in raw_metadata(known)["encryption-keys"] if key["encrypted-by-id"] == MASTER)
+
+    def change(raw: dict[str, Any]) -> None:
+        (kek,) = (key for key in raw["encryption-keys"] if key["key-id"] == changed)
+        wrapped = base64.b64encode(load_kms(kms).wrap_key(os.urandom(16), MASTER)).decode()
+        raw["encryption-keys"].append({**kek, "key-id": "hers", "encrypted-key-metadata": wrapped})
+        kek["encrypted-key-metadata"] = wrapped
+
+    attack(table.refresh(), change)
+    others = [text for text in verify(catalog.load_table("ns.t")).warnings if "other processes" in text]
+    assert [sorted([changed, "hers"]) == one.split(": ")[1].split(". ")[0].split(", ") for one in others] == [True]
+    assert not any("other processes" in text for text in verify(sql_catalog(tmp_path, kms).load_table("ns.t")).warnings)
 
 
 def test_another_key_id(tmp_path: Path, table: Table, kms: dict[str, str]) -> None:

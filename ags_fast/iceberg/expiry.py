@@ -173,12 +173,7 @@ def _number(properties: Mapping[str, str], name: str) -> int | None:
 
 
 def expired(
-    raw: Raw,
-    *,
-    keep: int = 1,
-    older_than_ms: int | None = None,
-    now_ms: int | None = None,
-    plaintext: bool = True,
+    raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms: int | None = None, plaintext: bool = True
 ) -> Expired:
     """Return the metadata without expired snapshots, and without whatever only they needed.
 
@@ -206,7 +201,7 @@ def expired(
     if gone:
         made["snapshots"] = [one for one in raw["snapshots"] if one["snapshot-id"] in ids]
         if "snapshot-log" in raw:
-            made["snapshot-log"] = _history(raw["snapshot-log"] or (), ids)
+            made["snapshot-log"] = _history(raw["snapshot-log"] or [], ids)
         for name in STATISTICS:
             if raw.get(name):
                 made[name] = [one for one in raw[name] if one.get("snapshot-id") not in gone]
@@ -230,26 +225,19 @@ def expired(
 def _without_plaintext(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the metadata of a table that `encrypt` encrypted: without leave to read plaintext, once none is left."""
     properties = raw.get("properties") or {}
-    if policy.PLAINTEXT_SNAPSHOTS not in properties:
-        return raw
-    if not all(one.get("key-id") for one in raw["snapshots"]):
+    if policy.PLAINTEXT_SNAPSHOTS not in properties or not all(one.get("key-id") for one in raw["snapshots"]):
         return raw
     leave = (policy.PLAINTEXT_SNAPSHOTS, policy.PLAINTEXT_FILES)
     return {**raw, "properties": {name: value for name, value in properties.items() if name not in leave}}
 
 
-def _history(log: Iterable[dict[str, Any]], ids: set[int]) -> list[dict[str, Any]]:
+def _history(log: list[dict[str, Any]], ids: set[int]) -> list[dict[str, Any]]:
     """Return what is left of the log of snapshots.
 
     All before a gap goes: otherwise a snapshot would seem to have been current in the time of one that is gone.
     """
-    left: list[dict[str, Any]] = []
-    for one in log:
-        if one["snapshot-id"] in ids:
-            left.append(one)
-        else:
-            left.clear()
-    return left
+    gap = max((place for place, one in enumerate(log) if one["snapshot-id"] not in ids), default=-1)
+    return log[gap + 1 :]
 
 
 def _not_named(paths: Iterable[str], raw: Mapping[str, Any]) -> list[str]:

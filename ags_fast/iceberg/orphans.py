@@ -33,9 +33,8 @@ def stored_files(io: FileIO, folder: str) -> Iterator[Stored]:
     folder = folder.rstrip("/")
     if hasattr(inner, "fs_by_scheme"):  # PyArrowFileIO
         scheme, netloc, base = inner.parse_location(folder, inner.properties)
-        found = inner.fs_by_scheme(scheme, netloc).get_file_info(
-            FileSelector(base, allow_not_found=True, recursive=True)
-        )
+        everything = FileSelector(base, allow_not_found=True, recursive=True)
+        found = inner.fs_by_scheme(scheme, netloc).get_file_info(everything)
         base = base.rstrip("/")
         for info in found:
             if info.type == FileType.File:
@@ -55,8 +54,6 @@ def not_named(files: Iterable[Stored], named: set[str]) -> Iterator[Stored]:
     """Yield the files whose `normal` location is not `named`. The checksum ``.x.crc`` of Java belongs to x."""
     for one in files:
         folder, _, name = one.path.rpartition("/")
-        if name in IGNORED:
-            continue
         if name.startswith(".") and name.endswith(".crc"):
             name = name[1:-4]
         if normal(f"{folder}/{name}") not in named and name not in IGNORED:

@@ -349,6 +349,7 @@ class TableState:
         self.upgrading = False  # whether PyIceberg is shown the table, in plaintext of version 3, as one of version 2
         self._lists: dict[str, str | None] = {}  # the key-id of each manifest list
         self._entries: dict[str, Any] = {}  # of encryption-keys, by id
+        self._first: Any = None  # the encryption-keys as the table was first loaded or written
         self._pending: dict[str, bytes] = {}
 
     def remember(self, raw: Raw, location: str, *, own: bool = False) -> None:
@@ -364,6 +365,7 @@ class TableState:
                 "catalog again, or name both keys in encryption.allowed-key-ids"
             )
         known.add(key_id)
+        self._first = (raw.get("encryption-keys") or ()) if self._first is None else self._first
         for one in raw.get("encryption-keys") or ():
             keep(self._entries, one.get("key-id"), one)
         for one in raw.get("snapshots") or ():
@@ -418,6 +420,14 @@ class TableState:
         for key in after:
             if key.is_kek and _keks.get(key.key_id) == old.get(key.key_id):
                 _keks[key.key_id] = key.encrypted_key_metadata
+
+    def others_keks(self, raw: Raw) -> list[str]:
+        """Return the KEKs that other processes added or wrapped again since this table was first loaded."""
+        first, now = (
+            {key.key_id: key.encrypted_key_metadata for key in read_encryption_keys(keys) if key.is_kek}
+            for keys in (self._first or (), raw.get("encryption-keys") or ())
+        )
+        return sorted(one for one, wrapped in now.items() if wrapped not in (first.get(one), _keks.get(one)))
 
     # ------------------------------------------------------------------------------------------------------- files
 

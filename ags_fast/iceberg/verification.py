@@ -417,6 +417,11 @@ def _doubts(table: Table, raw: Raw, chosen: set[int], rows: list[Row]) -> Iterat
                 f"several master keys wrap the table's KEKs, or are its {policy.KEY_ID}: {', '.join(sorted(masters))}. "
                 "A rotation to another master key leaves one, once expire(table) has removed the old KEKs"
             )
+        if others := table_io(table).session.table_of(raw).others_keks(raw):
+            yield (
+                f"other processes added or wrapped KEKs after this one first loaded the table: {', '.join(others)}. "
+                "Each writer adds one: if there are more than writers and rotations, somebody changed the metadata"
+            )
         newest = max(keks, key=lambda key: key.created_ms, default=None)
         if newest is not None and newest.created_ms > int(raw.get("last-updated-ms") or 0) + DAY_MS:
             yield (
