@@ -68,6 +68,30 @@ def lost_key(table: Any, record: Any) -> Any:
     return list_record(written, kept, like=record, snapshot=snapshot)
 
 
+def list_as_manifest(table: Any, record: Any) -> Any:
+    """The list of the current snapshot, sealed anew, where a manifest belongs."""
+    io, path = table.io, table.current_snapshot().manifest_list
+    plain = open_whole(Known(path, 0, io.table.list_key(path)), io.inner(path))
+    written = write_sealed(f"{table.location()}/metadata/{uuid.uuid4()}.avro", plain, 16, io.inner(path))
+    assert written.key_metadata is not None
+    more = {"manifest_length": written.length, "key_metadata": written.key_metadata.encode()}
+    return {**record, "manifest_path": written.path, **more}
+
+
+def manifest_as_list(table: Any) -> None:
+    """Commit a snapshot whose list is a manifest, sealed anew."""
+    io = table.io
+    known = io.table.known(table.current_snapshot().manifests(io)[0].manifest_path)
+    plain = open_whole(known, io.inner(known.path))
+
+    def commit(raw: dict[str, Any]) -> dict[str, Any]:
+        snapshot = begin_snapshot(raw, "replace", {})
+        written = write_sealed(f"{table.location()}/metadata/snap-{uuid.uuid4()}.avro", plain, 16, io.inner(known.path))
+        return with_snapshot(raw, snapshot, written, 0, io.table)
+
+    edit(table, commit)
+
+
 def avro_data(table: Any, record: Any) -> Any:
     """What Java does with ``write.format.default=avro``: a data file that is Avro in an AES GCM Stream."""
     io = table.io

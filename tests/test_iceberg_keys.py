@@ -20,6 +20,7 @@ from ags_fast.keys import (
     StandardKeyMetadata,
     add_manifest_list_key,
     clear_cache,
+    iceberg,
     kms_calls,
     manifest_list_key,
     new_kek,
@@ -477,6 +478,16 @@ def test_a_wrap_that_does_not_open_is_not_put_to_use(table: list[dict[str, Any]]
         clear_cache()
         with pytest.raises((KeyAccessError, IntegrityError)):
             action(kind())
+
+
+def test_a_key_that_opens_as_another_is_not_put_to_use(
+    table: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of memory changes keys of lists between two wraps: each is opened again and compared."""
+    keys, clean = read_encryption_keys(table), iceberg._wrapped  # noqa: SLF001
+    monkeypatch.setattr(iceberg, "_wrapped", lambda kek, plain, client: clean(kek, list(plain)[::-1], client))
+    with pytest.raises(IntegrityError, match="opens as another key under its new KEK"):
+        rotate_keks(keys, UnitestKms(), "keyA")
 
 
 def test_the_old_version_is_destroyed(tmp_path: Path) -> None:

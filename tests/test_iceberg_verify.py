@@ -14,13 +14,21 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import pyarrow.parquet as pq
-from iceberg_damage import avro_data, lost_key, plaintext_data, plaintext_manifest, relisted
+from iceberg_damage import (
+    avro_data,
+    list_as_manifest,
+    lost_key,
+    manifest_as_list,
+    plaintext_data,
+    plaintext_manifest,
+    relisted,
+)
 from iceberg_tables import KEY_ID, MASTER, MIXED, SCHEMA, new_table, rows, sql_catalog
 from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
 from shares import rest_in_more
 from support import flip
 
-from ags_fast.errors import PolicyError
+from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import delete, encrypt, expire, files, inspecting, open_table, rekey, rotate, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.writing import write_sealed
@@ -453,6 +461,24 @@ def test_places_outside_of_the_table(tmp_path: Path, table: Table, kms: dict[str
     files_, next_ = verify(sql_catalog(tmp_path, kms).load_table("ns.t")).warnings
     assert "2 files" in files_
     assert f"location, where its next files go, is not below its own folder: file://{tmp_path}" in next_
+
+
+@pytest.mark.parametrize("what", ["a manifest list, where a manifest", "a manifest, where a manifest list"])
+def test_lists_and_manifests_do_not_stand_in_for_each_other(
+    tmp_path: Path, table: Table, kms: dict[str, str], what: str
+) -> None:
+    """Whoever has the table's keys can seal such files: no reader takes one for the other."""
+    if what.startswith("a manifest list"):
+        relisted(table, list_as_manifest)
+    else:
+        manifest_as_list(table)
+    fresh = sql_catalog(tmp_path, kms).load_table("ns.t")
+    with pytest.raises(FormatError, match=what):
+        fresh.scan().to_arrow()
+    (row,) = [row for row in verify(fresh, snapshots="current").rows if row.status == "failed"]
+    assert row.error_class == "FormatError"
+    assert row.error is not None
+    assert what in row.error
 
 
 def test_keys_that_somebody_added(tmp_path: Path, table: Table, kms: dict[str, str]) -> None:
