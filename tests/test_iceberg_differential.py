@@ -236,12 +236,18 @@ class Pair:
             found = {"columns": table.schema().column_names, "properties": self._properties(table)}
             for name in ("main", *self.refs):
                 scan = table.scan() if name == "main" else table.scan().use_ref(name)
-                found[name] = sorted(scan.to_arrow().to_pylist(), key=lambda row: row["id"])
+                found[name] = sorted(map(self._values, scan.to_arrow().to_pylist()), key=lambda row: row["id"])
             wanted = f"id >= {self._next // 2}"
             found["filtered"] = sorted(table.scan(row_filter=wanted).to_arrow()["id"].to_pylist())
             seen.append(found)
         for name, expected in seen[0].items():
             assert seen[1][name] == expected, (name, self.history)
+
+    @staticmethod
+    def _values(row: dict[str, Any]) -> dict[str, Any]:
+        """A row without nulls. A snapshot of `rekey` has the schema of now, as one of Java's rewrites has, so that a
+        branch that begins there shows a column that was added before; the other table's branch does not."""
+        return {name: value for name, value in row.items() if value is not None}
 
     @staticmethod
     def _properties(table: Any) -> dict[str, str]:

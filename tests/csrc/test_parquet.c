@@ -622,6 +622,33 @@ static void check_hostile_headers(void) {
     agsf_key_free(other);
 }
 
+/* A header that says another type than it is sealed as: all tags pass. */
+static void check_headers_of_another_type(void) {
+    static const uint8_t body[100] = {3};
+    static uint8_t header[HEADER_ROOM], sealed[HAND_MAX];
+    static const int types[] = {V1, V2, DICTIONARY};
+    agsf_key *key = key_of(16, 1);
+    const agsf_modules from = modules_of(key, 0, 0, false);
+
+    for (size_t t = 0; t < COUNT(types); t++) {
+        const struct plan plan = {.type = types[t], .uncompressed = 100, .compressed = 132, .values = 5};
+        const size_t nbytes = put_plan(header, &plan);
+        for (unsigned other = 0; other < 2; other++) {
+            const unsigned as = other ? 9 - header_type(&plan) : header_type(&plan); /* 4 and 5 */
+            size_t all = seal_by_hand(&from, as, 0, header, nbytes, sealed);
+            all += seal_by_hand(&from, body_type(&plan), 0, body, sizeof(body), sealed + all);
+            guarded in = guarded_copy(sealed, all, AT_END), out = guarded_new(all + 300, AT_END);
+            agsf_pages run = run_of(&from, NULL, AGSF_PAGES_COPY, all);
+            checking("a header of type %d, sealed as module %u", types[t], as);
+            CHECK_EQUAL(go(&run, &in, &out, (struct steps){0}).status, other ? AGSF_BAD_FORMAT : AGSF_OK);
+            if (other) CHECK(run.bad_module == as && all_are(out.data, out.nbytes, 0));
+            guarded_free(&in);
+            guarded_free(&out);
+        }
+    }
+    agsf_key_free(key);
+}
+
 static void check_wrong_modes(void) {
     agsf_key *key = key_of(16, 1);
     const agsf_modules gcm = modules_of(key, 0, 0, false), ctr = modules_of(key, 0, 0, true);
@@ -953,6 +980,7 @@ int main(void) {
     check_fillers();
     check_dropped_crc();
     check_hostile_headers();
+    check_headers_of_another_type();
     check_wrong_modes();
     check_damage();
     check_header_is_wiped();
