@@ -119,6 +119,30 @@ def test_write_table(threads: int, table: Any, handed: list[object]) -> None:
     assert opened(target.getvalue(), KEYS) == table
 
 
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        (600, {}),
+        (2, {"row_group_size": 2}),
+        (2, {"data_page_size": 1, "write_batch_size": 2}),
+    ],
+    ids=["columns", "row groups", "pages"],
+)
+def test_ordinals_of_two_bytes(columns: int, options: dict[str, Any]) -> None:
+    """Arrow opens what is sealed here, and the other way round, also beyond the 256th of each."""
+    table = pa.table({f"c{i}": range(i, i + 1200) for i in range(columns)})
+    options = OPTIONS | {"row_group_size": 1200} | options
+    plain, ours, theirs = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    pq.write_table(table, plain, **options)
+    parquet.encrypt_file(plain.getvalue(), ours, KEYS)
+    keys = peers.PmeKeys(b"k" * 16)
+    assert peers.pyarrow_read(pa.BufferReader(ours.getvalue()), keys) == table
+    peers.pyarrow_write(table, theirs, keys, **options)
+    assert opened(theirs.getvalue(), KEYS) == table
+    pages = [one.data_pages for one in parquet.verify(theirs.getvalue(), KEYS).columns]
+    assert len(pages) > 256 or min(pages) > 256  # of a row group, or one in each
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_nothing_of_a_window_with_a_damaged_chunk(threads: int, plain: bytes) -> None:
     """The error names the chunk, and none of its window's plaintext reaches the target."""
