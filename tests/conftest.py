@@ -82,6 +82,12 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def vectors() -> Path:
+    """Small files of other projects, in the tree; see their README."""
+    return Path(__file__).resolve().with_name("vectors")
+
+
+@pytest.fixture(scope="session")
 def moto_s3() -> Iterator[servers.S3Server]:
     with servers.moto_s3() as server:
         yield server

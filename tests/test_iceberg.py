@@ -275,9 +275,9 @@ def test_calls_of_the_kms(tmp_path: Path, catalog: Any, kms: dict[str, str]) -> 
     assert calls == {("local", "unwrap"): 1}
 
 
-def test_a_table_of_iceberg_rust(tmp_path: Path, shared_data: Path) -> None:
+def test_a_table_of_iceberg_rust(tmp_path: Path, vectors: Path) -> None:
     """Rust does not write the length of a list into its key."""
-    folder = shared_data / "iceberg-rust"
+    folder = vectors / "iceberg-rust"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
     text = (folder / "TableMetadataV3ValidEncryption.json").read_text()

@@ -110,9 +110,9 @@ def opened(keys: Sequence[EncryptedKey], kms: Any) -> list[StandardKeyMetadata]:
 # ---------------------------------------------------------------- bytes
 
 
-def test_rust_fixture(shared_data: Path) -> None:
+def test_rust_fixture(vectors: Path) -> None:
     """A table of iceberg-rust's tests, down to the bytes of its manifest list."""
-    folder = shared_data / "iceberg-rust"
+    folder = vectors / "iceberg-rust"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
     text = (folder / "TableMetadataV3ValidEncryption.json").read_text()

@@ -538,8 +538,8 @@ def test_plaintext_columns_are_read_without_keys(tmp_path: Path, corpus: dict[st
 # ---------------------------------------------------------------- the files of other projects
 
 
-def test_encrypted_files_of_parquet_testing(shared_data: Path) -> None:
-    folder = shared_data / "parquet-testing" / "data"
+def test_encrypted_files_of_parquet_testing(vectors: Path) -> None:
+    folder = vectors / "parquet-testing" / "data"
     shapes = []
     for name, (algorithm, magic, keyed) in ENCRYPTED.items():
         path = folder / f"{name}.parquet.encrypted"

@@ -246,8 +246,8 @@ def test_keys_of_what_pyarrow_writes(
     assert keytools.resolve(metadata["a"], properties, path) == retriever(memoryview(metadata["a"]))
 
 
-def test_keys_of_what_parquet_java_writes(shared_data: Path) -> None:
-    path = shared_data / "parquet-testing" / "data" / "external_key_material_java.parquet.encrypted"
+def test_keys_of_what_parquet_java_writes(vectors: Path) -> None:
+    path = vectors / "parquet-testing" / "data" / "external_key_material_java.parquet.encrypted"
     if not path.exists():
         pytest.skip(f"no {path}")
     retriever = keytools.CryptoFactory(InMemoryKms()).retriever(path)

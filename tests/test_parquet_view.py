@@ -158,8 +158,8 @@ def test_every_file_of_the_corpus(corpus: dict[str, Path], mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENCRYPTED)
-def test_parquet_testing(shared_data: Path, name: str) -> None:
-    path = shared_data / "parquet-testing" / "data" / f"{name}.parquet.encrypted"
+def test_parquet_testing(vectors: Path, name: str) -> None:
+    path = vectors / "parquet-testing" / "data" / f"{name}.parquet.encrypted"
     footer, columns = parquet_testing_keys(name)
     prefix = b"tester" if "disable_aad" in name else None
     if name.startswith("external"):

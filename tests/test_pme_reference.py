@@ -145,9 +145,9 @@ def test_module(plain: bytes, ctr: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ENCRYPTED)
-def test_parquet_testing(shared_data: Path, name: str) -> None:
+def test_parquet_testing(vectors: Path, name: str) -> None:
     algorithm, magic, keyed = ENCRYPTED[name]
-    path = shared_data / "parquet-testing" / "data" / f"{name}.parquet.encrypted"
+    path = vectors / "parquet-testing" / "data" / f"{name}.parquet.encrypted"
     footer, columns = parquet_testing_keys(name)
     prefix = b"tester" if "disable_aad" in name else None
     if name.startswith("external"):

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_wycheproof(shared_data: Path) -> None:
+def test_wycheproof(vectors: Path) -> None:
     """Valid ones match byte for byte, invalid ones raise; a nonce that is not of 12 bytes is refused."""
-    suite = json.loads((shared_data / "wycheproof_aes_gcm_test.json").read_text())
+    suite = json.loads((vectors / "wycheproof_aes_gcm_test.json").read_text())
     seen = {"valid": 0, "invalid": 0, "refused": 0}
     for group in suite["testGroups"]:
         for test in group["tests"]:
@@ -136,10 +136,10 @@ def test_fixed_streams(name: str) -> None:
         assert ags_fast.encrypted_length(plain_length, reader.block_size) == len(stream)
 
 
-def test_iceberg_rust_manifest_list(shared_data: Path) -> None:
+def test_iceberg_rust_manifest_list(vectors: Path) -> None:
     """The chain that iceberg-rust wrote: master key, KEK, the manifest list's key metadata, AGS1, Avro."""
     fastavro = pytest.importorskip("fastavro")
-    folder = shared_data / "iceberg-rust"
+    folder = vectors / "iceberg-rust"
     table = json.loads((folder / "TableMetadataV3ValidEncryption.json").read_text())
     keys = {entry["key-id"]: entry for entry in table["encryption-keys"]}
     entry = keys[table["snapshots"][0]["key-id"]]
