@@ -64,7 +64,8 @@ ENCRYPT = (
     WRAPPING_KEY_ID.but(help="the master key in the KMS; a new dataset needs one, others have one in use"),
     DEK_LENGTH,
     VERIFY_AFTER,
-    OVERWRITE,
+    OVERWRITE.but(help="replace files whose sources have changed"),
+    switch("--ignore-ctime", "compare sources by size and time of change only, after a chmod -R for example"),
     option("--format", choices=FORMATS, default="ags1", help="parquet: encrypt Parquet files as such; default ags1"),
     option(
         "--column-key",

@@ -31,21 +31,20 @@ class Entry:
         stamp: Changes when the file is replaced: an object's etag, or else the time of the last change, in ns.
         modified: The time of the last change, in seconds since the epoch.
         mode: The permission bits, of 0o777, of a local file; else None.
+        ctime_ns: The time of the last change of a local file or its attributes, in ns since the epoch; else None.
     """
 
-    __slots__ = ("mode", "modified", "path", "size", "stamp")
+    __slots__ = ("ctime_ns", "mode", "modified", "path", "size", "stamp")
 
-    def __init__(self, path: str, size: int, stamp: str, modified: float, mode: int | None = None) -> None:
-        self.path = path
-        self.size = size
-        self.stamp = stamp
-        self.modified = modified
-        self.mode = mode
+    def __init__(self, path: str, size: int, stamp: str, modified: float, local: os.stat_result | None = None) -> None:
+        self.path, self.size, self.stamp, self.modified = path, size, stamp, modified
+        self.mode = None if local is None else local.st_mode & 0o777
+        self.ctime_ns = None if local is None else local.st_ctime_ns
 
     @classmethod
     def of(cls, path: str, info: os.stat_result) -> Entry:
         """Return the entry of a local file."""
-        return cls(path, info.st_size, str(info.st_mtime_ns), info.st_mtime, info.st_mode & 0o777)
+        return cls(path, info.st_size, str(info.st_mtime_ns), info.st_mtime, info)
 
     @property
     def mtime_ns(self) -> int | None:

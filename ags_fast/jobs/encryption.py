@@ -21,20 +21,10 @@ from ags_fast.dataset.names import FORMATS, check_path, folders_above, new_job_i
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import PolicyError
 from ags_fast.fs import Store
+from ags_fast.jobs import run
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown_counts
 from ags_fast.jobs.retention import apply_retention
-from ags_fast.jobs.run import (
-    Options,
-    begin_files,
-    check_apart,
-    check_dek_length,
-    commit_files,
-    source_fact,
-    take_up,
-    with_columns,
-    write_files,
-)
 from ags_fast.jobs.sources import Choice, aad_prefixes, delete_sources, delete_unchanged, list_sources
 from ags_fast.jobs.work.context import encrypted_already
 from ags_fast.jobs.work.rows import planned_row
@@ -66,6 +56,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     aad_prefix: str | bytes | None = None,
     column_keys: Mapping[str, str] | None = None,
     overwrite: bool = False,
+    ignore_ctime: bool = False,
     resume: str | None = None,
     on_error: str = "row",
     max_failures: int | None = None,
@@ -111,7 +102,10 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
             a numbered set: the set is committed whole or, if one of its files fails, not at all.
         column_keys: For "parquet": {dotted path: master key} of columns, or of groups of columns. These columns get
             data keys of their own, which only a user of that master key can open. A file without such a column fails.
-        overwrite: Replace files that the dataset has and whose source has changed.
+        overwrite: Replace files that the dataset has and whose source has changed: in its size, its time of change, an
+            object's etag, or, on a local disk, its ctime. If only the ctime differs, as after ``chmod -R``, the source
+            is read and compared with the dataset's file, and nothing is written unless the bytes differ.
+        ignore_ctime: Take a source of the same size and time of change as unchanged, and read nothing.
         resume: Continue the newest dead job on this source. "length" takes a file of the planned length as finished;
             "verify" also checks the file's tags. "length" takes a Parquet file as finished if its footer, which is
             written last, opens under the planned key.
@@ -164,13 +158,14 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
         block_size=check_block_size(block_size),
         template=aad_prefix,
         overwrite=overwrite,
-        options=Options(engine, progress, on_error, max_failures, resume, fsync=fsync, verify_after=verify_after),
+        ignore_ctime=ignore_ctime,
+        options=run.Options(engine, progress, on_error, max_failures, resume, fsync=fsync, verify_after=verify_after),
         delete_sources=delete_sources,
         policy=policy,
         key_material=key_material,
     )
     choice = Choice.of(hidden, include, exclude, links)
-    check_apart(wish.source, wish.target)
+    run.check_apart(wish.source, wish.target)
     listed, skipped = list_sources(wish.source, choice)
     counts = Counter(row.error_class or "" for row in skipped)
     if not listed and counts.keys() - {"EmptyFolder"}:
@@ -207,7 +202,8 @@ class _Encryption:
     block_size: int
     template: str | bytes | None  # for AAD prefixes
     overwrite: bool
-    options: Options
+    ignore_ctime: bool
+    options: run.Options
     delete_sources: bool
     policy: Policy | None
     key_material: str | None
@@ -251,7 +247,7 @@ def _check(format: str, column_keys: Mapping[str, str] | None, key_material: str
         if not column or "\0" in column:
             raise ValueError(f"column_keys names {column!r}, which is not a column's path")
         check_key_id(key_id)
-    check_dek_length(dek_length)
+    run.check_dek_length(dek_length)
     check_key_material(key_material, dek_length)
 
 
@@ -285,15 +281,22 @@ def _look(wish: _Encryption, snapshot: Snapshot | None, listed: Sequence[Entry])
     if wish.template is not None:
         listed, skipped = _without_encrypted(wish.source, listed, present, wish.format)
         others += skipped
-    fresh, same, changed = [], [], []
+    fresh, same, changed, touched = [], [], [], []
     for found in listed:
         old = present.get(found.path)
         if old is None:
             fresh.append(found)
-        elif old.is_of(found.size, found.stamp):
+        elif not old.is_of(found.size, found.stamp):
+            changed.append((found, old))
+        elif wish.ignore_ctime or old.ctime_ns is None or found.ctime_ns in (None, old.ctime_ns):
             same.append(old)
         else:
-            changed.append((found, old))
+            touched.append((found, old))
+    if snapshot is not None and touched:
+        _, rows = run.verified(snapshot, [old for _, old in touched], wish.options, source=wish.source)
+        equal = {row.src for row in rows if row.status == "ok"}
+        same += [old for _, old in touched if wish.target.full_path(old.file) in equal]
+        changed += [(found, old) for found, old in touched if wish.target.full_path(old.file) not in equal]
     if changed and not wish.overwrite:
         more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
         raise FileExistsError(
@@ -358,9 +361,10 @@ def _new_file(wish: _Encryption, found: Entry, aad_prefix: bytes, number: tuple[
         stamp=source_stamp(wish.format, found.size, found.stamp),
         mode=found.mode,
         mtime_ns=found.mtime_ns,
+        ctime_ns=found.ctime_ns,
         key_material=None if wish.key_material is None else (),
     )
-    return with_columns(row, wish.masters) if wish.masters else row
+    return run.with_columns(row, wish.masters) if wish.masters else row
 
 
 def _planned(wish: _Encryption, snapshot: Snapshot | None, found: _Found) -> JobResult:
@@ -373,7 +377,8 @@ def _planned(wish: _Encryption, snapshot: Snapshot | None, found: _Found) -> Job
 
 def _nothing_new(wish: _Encryption, snapshot: Snapshot, found: _Found) -> JobResult:
     log, head = snapshot.log, snapshot.entry
-    if wish.options.resume and isinstance(job := take_up(log, head, "encrypt", source_fact(wish.source.url)), Job):
+    facts = run.source_fact(wish.source.url)
+    if wish.options.resume and isinstance(job := run.take_up(log, head, "encrypt", facts), Job):
         job.give_up()
     if wish.policy is not None and wish.policy != head.policy:
         head = Job.begin(log, "encrypt", head=head).commit(Wish("encrypt", policy=wish.policy)).head
@@ -386,9 +391,9 @@ def _nothing_new(wish: _Encryption, snapshot: Snapshot, found: _Found) -> JobRes
 
 def _begun(wish: _Encryption, snapshot: Snapshot, found: _Found) -> tuple[Job, list[FileEntry]]:
     """Take up a dead job or begin one, and make the plan durable. Returns the job and its files."""
-    facts, taken_up = source_fact(wish.source.url), None
+    facts, taken_up = run.source_fact(wish.source.url), None
     if wish.options.resume:
-        job = take_up(snapshot.log, snapshot.entry, "encrypt", facts)
+        job = run.take_up(snapshot.log, snapshot.entry, "encrypt", facts)
         if isinstance(job, Job):
             planned = {row.path: row for row in job.planned()}
             members = (row for row in planned.values() if row.set_id == job.id)
@@ -396,7 +401,7 @@ def _begun(wish: _Encryption, snapshot: Snapshot, found: _Found) -> tuple[Job, l
                 taken_up = job, planned
             else:
                 job.give_up()  # a set with other members is another set
-    return begin_files(
+    return run.begin_files(
         snapshot,
         "encrypt",
         facts,
@@ -420,12 +425,12 @@ def _encrypt(wish: _Encryption, snapshot: Snapshot, found: _Found) -> JobResult:
         return found.result(wish, snapshot.entry, _held_back(rows))
     job, entries = _begun(wish, snapshot, found)
     with job:
-        rows = write_files(job, entries, wish.options, source=wish.source)
+        rows = run.write_files(job, entries, wish.options, source=wish.source)
         if numbered and any(row.status == "failed" for row in rows):
             result = found.result(wish, snapshot.entry, _held_back(rows))
             result.job_id = job.id
             return result
-        result = commit_files(job, entries, rows, found.replaced, whole=numbered)
+        result = run.commit_files(job, entries, rows, found.replaced, whole=numbered)
     if wish.delete_sources:
         delete_sources(snapshot.log, wish.source, entries, result, wish.options)
     result.rows += found.others

@@ -13,20 +13,10 @@ from ags_fast.dataset.keys import check_not_left, followed, kinds_of_files, scop
 from ags_fast.dataset.kinds import Want, clock_ms
 from ags_fast.dataset.names import new_job_id, written_name
 from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.jobs import run
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.jobs.retention import apply_retention
-from ags_fast.jobs.run import (
-    Options,
-    begin_files,
-    check_dek_length,
-    commit_files,
-    source_fact,
-    take_up,
-    unless_expired,
-    with_columns,
-    write_files,
-)
 from ags_fast.jobs.sources import aad_prefixes
 from ags_fast.jobs.work.rows import planned_row
 
@@ -94,15 +84,15 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
         FileNotFoundError: A pattern of `paths` matches no file.
         ValueError: An argument is malformed.
     """
-    check_dek_length(dek_length)
+    run.check_dek_length(dek_length)
     if key_material not in (None, "none", KEYTOOLS):
         raise ValueError(f"key_material must be {KEYTOOLS!r}, 'none' or None, not {key_material!r}")
-    options = Options(engine, progress, on_error, max_failures, resume, fsync=fsync, verify_after=verify_after)
+    options = run.Options(engine, progress, on_error, max_failures, resume, fsync=fsync, verify_after=verify_after)
     at["kms"] = client_for(options.engine, at["kms"], dataset)
     snapshot, chosen = Access.of(dataset, **at).files(paths)
     log, head, store = snapshot.log, snapshot.entry, snapshot.log.store
-    facts = source_fact(store.url)
-    job = take_up(log, head, "rekey", facts) if options.resume and not dry_run else None
+    facts = run.source_fact(store.url)
+    job = run.take_up(log, head, "rekey", facts) if options.resume and not dry_run else None
     if job is not None and not isinstance(job, Job):  # it was committed before it died
         files = [store.full_path(row.file) for row in Snapshot(log, job).files() if row.job_id == job.job_id]
         return JobResult(job.job_id, "rekey", store.url, job.number, [Row(file, file, "ok") for file in files], job.pin)
@@ -132,10 +122,10 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
         return kinds_of_files(scopes, masters, main, double_wrap)
 
     taken_up = None if job is None else (job, {row.path: row for row in job.planned()})
-    job, entries = begin_files(snapshot, "rekey", facts, wanted, kinds_of, dek_length, taken_up=taken_up)
+    job, entries = run.begin_files(snapshot, "rekey", facts, wanted, kinds_of, dek_length, taken_up=taken_up)
     with job:
-        rows = unless_expired(snapshot, write_files(job, entries, options, old=old))
-        return commit_files(job, entries, rows, old)
+        rows = run.unless_expired(snapshot, run.write_files(job, entries, options, old=old))
+        return run.commit_files(job, entries, rows, old)
 
 
 def _planned(snapshot: Snapshot, wanted: Sequence[FileEntry], old: Mapping[str, FileEntry]) -> JobResult:
@@ -165,5 +155,5 @@ def _new_files(
             aad_prefix=prefix if row.set_id is None else row.aad_prefix,
             key_material=() if has_material and row.format == "parquet" else None,
         )
-        made.append(with_columns(new, columns))
+        made.append(run.with_columns(new, columns))
     return made

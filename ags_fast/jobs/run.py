@@ -106,7 +106,7 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, *, writ
         context = replace(context, plan=plan_path(context.job_id))  # which is there until the job ends
     todo, ready = _split_ready(context, tasks, writes)
     failures = 0
-    callback = options.progress if callable(options.progress) else None
+    callback = options.progress if callable(options.progress) and context.op != "compare" else None
     # A written Parquet file and its source differ in length: the bar counts the planned bytes.
     planned = {
         context.dataset.full_path(task.entry.file): task.entry.plain_length
@@ -166,11 +166,15 @@ def _split_ready(context: Context, tasks: Sequence[Task], writes: bool) -> tuple
 
 
 def verified(
-    snapshot: Snapshot, entries: Sequence[FileEntry], options: Options, job_id: str | None = None
+    snapshot: Snapshot, entries: Sequence[FileEntry], options: Options, job_id: str = "", source: Store | None = None
 ) -> tuple[Context, list[Row]]:
-    """Check every tag of some files of a version. Returns what the tasks shared, and their rows."""
+    """Check every tag of some files of a version. Returns what the tasks shared, and their rows.
+
+    With a `source` they are also compared with its files: the row of one that differs is "skipped".
+    """
     contents = snapshot.holding({key_id for entry in entries for key_id in entry.key_ids()})
-    context = Context("verify", job_id or new_job_id(), contents.dataset_id, contents.store, contents.envelope)
+    op = "verify" if source is None else "compare"
+    context = Context(op, job_id or new_job_id(), contents.dataset_id, contents.store, contents.envelope, source)
     return context, unless_expired(snapshot, run_tasks(context, [Task(entry) for entry in entries], options))
 
 
@@ -181,7 +185,7 @@ class _TooManyError(Exception):
 def _sweep_temporary(context: Context, tasks: Sequence[Task]) -> None:
     if context.op == "decrypt" and context.other is not None:
         context.other.sweep(context.job_id, paths={task.entry.path for task in tasks})
-    elif context.op != "verify":
+    elif context.op in ("encrypt", "rekey"):
         context.dataset.sweep(context.job_id, paths={task.entry.file for task in tasks})
 
 
@@ -246,18 +250,12 @@ def begin_files(
 ) -> tuple[Job, list[FileEntry]]:
     """Begin a job that writes files, or go on with one: its plan has every file before the first one is written.
 
-    Args:
-        snapshot: The version that the job is planned on.
-        operation: What the job does.
-        facts: What a process that resumes it must share.
-        wanted: The files, without jobs, names and keys. The set "" is that of the job.
-        kinds_of: Tells from the job's id the kinds of each file's KEKs: of its own data key, then of those of columns.
-        dek_length: Bytes of a data key.
-        taken_up: A job to go on with, and the files of its plan, by path.
-        policy: The policy that the job brings.
+    wanted: the files, without jobs, names and keys; the set "" is that of the job. facts: what a process that resumes
+    the job must share. kinds_of: tells from the job's id the kinds of each file's KEKs: of its own data key, then of
+    those of columns. taken_up: a job to go on with, and the files of its plan, by path.
 
-    Returns:
-        The job; and the files in their order. Those of the plan that are still what is wanted are taken as they are.
+    Returns the job, and the files in their order. Those of the plan that are still what is wanted are taken as they
+    are.
     """
     kinds: list[list[Want]] = []
 

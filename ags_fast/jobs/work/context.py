@@ -59,11 +59,11 @@ class Context(JobContext):
     """What all tasks of a job on a dataset share. The KMS is given by properties, and data keys are wrapped.
 
     Attributes:
-        op: "encrypt", "decrypt", "verify" or "rekey".
+        op: "encrypt", "decrypt", "verify", "rekey" or "compare".
         dataset_id: The id of the dataset.
         dataset: The folder of the dataset.
         envelope: The KEKs that the tasks need, and the KMS.
-        other: The source of an encryption, the destination of a decryption; else None.
+        other: The source of an encryption or a comparison, the destination of a decryption; else None.
         fsync: Whether files must be on the disk before they count.
         verify_after: Whether to read each file back.
         overwrite: Decrypt: whether files that exist are replaced.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ags_fast.dataset.entries import with_lengths
-from ags_fast.errors import FormatError
+from ags_fast.errors import AgsError, FormatError
 from ags_fast.jobs.results import Row, describe
-from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Operations, Task
+from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Operations, Outcome, Task
 from ags_fast.jobs.work.rows import failed_row as failed_row
 from ags_fast.jobs.work.rows import make_row
 
@@ -44,11 +45,18 @@ def work_on(format: str) -> Work:
     return cast("Work", import_module(MODULES[format]))
 
 
+def _compare(context: Context, task: Task, attempt: int) -> Outcome:
+    same = False
+    with suppress(AgsError, OSError):  # the task that encrypts the source tells of it
+        same = work_on(task.entry.format).same_as_source(context, task.entry)
+    return Outcome("ok" if same else "skipped", file_length=task.entry.file_length)
+
+
 def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
     """Run the task of one file. Its error goes into the row; only a fault of the worker is raised."""
     begun = time.monotonic()
     try:
-        operation = work_on(task.entry.format).OPERATIONS[context.op]
+        operation = _compare if context.op == "compare" else work_on(task.entry.format).OPERATIONS[context.op]
         status, error_class, text, length, plain = operation(context, task, attempt)
         task = task._replace(entry=with_lengths(task.entry, length, plain))
     except AlreadyEncryptedError as error:

@@ -1,0 +1,142 @@
+"""Whether a source has changed: by size, time of change, etag and, on a local disk, ctime; then by its bytes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from datasets import MASTER, QUIET, read_tree, row_of, write_tree
+from kms_clients import calls_of, keystore
+
+from ags_fast.fs.base import Entry
+from ags_fast.jobs import LocalEngine, decrypt_files, encrypt_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ags_fast.jobs import JobResult
+
+TREE = {"a": b"1", "b/c": b"22" * 700, "b/d": b"", "large": bytes(range(256)) * 9000}
+
+
+@pytest.fixture
+def kms(tmp_path: Path) -> dict[str, str]:
+    return keystore(tmp_path, MASTER)
+
+
+class World:
+    """A source, and a dataset of it."""
+
+    def __init__(self, folder: Path, kms: dict[str, str]) -> None:
+        self.folder, self.src, self.url, self.kms = folder, folder / "src", folder / "ds", kms
+
+    def encrypt(self, **options: Any) -> JobResult:
+        options = {"wrapping_key_id": MASTER, "fsync": False} | QUIET | options
+        return encrypt_files(self.src, self.url, kms=self.kms, **options)
+
+    def files(self) -> dict[str, bytes]:
+        shutil.rmtree(self.folder / "back", ignore_errors=True)
+        decrypt_files(self.url, self.folder / "back", kms=self.kms, **QUIET).raise_for_failures()
+        return read_tree(self.folder / "back")
+
+    def change(self, name: str, data: bytes) -> None:
+        """Write other bytes; the time of change is as before."""
+        path = self.src / name
+        times = os.stat(path)
+        path.write_bytes(data)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.fixture
+def world(tmp_path: Path, kms: dict[str, str]) -> World:
+    made = World(tmp_path, kms)
+    write_tree(made.src, TREE)
+    made.encrypt().raise_for_failures()
+    return made
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_bytes_of_the_same_size_and_time(world: World, workers: int) -> None:
+    large = TREE["large"][::-1]
+    world.change("large", large)
+    world.change("a", b"2")
+    with pytest.raises(FileExistsError, match=r"'a' and 1 more.*overwrite=True"):
+        world.encrypt()
+    done = world.encrypt(overwrite=True, engine=LocalEngine(workers))
+    assert done.counts == {"ok": 2, "skipped": 2, "failed": 0}
+    assert world.files() == {**TREE, "a": b"2", "large": large}
+    assert world.encrypt().counts == {"ok": 0, "skipped": 4, "failed": 0}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("how", ["chmod", "restored", "renamed"])
+def test_the_same_bytes_are_not_written_again(world: World, how: str, overwrite: bool) -> None:
+    """After ``chmod -R``, ``rsync -t`` or a restore from a backup."""
+    before = read_tree(world.url)
+    if how == "chmod":
+        for path in world.src.rglob("*"):
+            path.chmod(0o700)
+    else:
+        shutil.copytree(world.src, world.folder / "copy")  # keeps the times of change
+        shutil.rmtree(world.src)
+        (world.folder / "copy").rename(world.src)
+    again = world.encrypt(overwrite=overwrite)
+    assert {row.error_class for row in again.rows} == {"Unchanged"}
+    assert again.version == 2
+    assert read_tree(world.url) == before
+    assert sorted(path.name for path in world.url.rglob("*.agstmp")) == []
+
+
+def test_parquet_is_compared_by_its_bytes(tmp_path: Path, kms: dict[str, str]) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    world = World(tmp_path, kms)
+    world.src.mkdir()
+    for name in ("touched", "other"):
+        pq.write_table(pa.table({"n": range(1000)}), world.src / name, use_dictionary=False, compression="none")
+    world.encrypt(format="parquet").raise_for_failures()
+    (world.src / "touched").chmod(0o600)
+    data = (world.src / "other").read_bytes()
+    world.change("other", data.replace((7).to_bytes(8, "little"), (8).to_bytes(8, "little"), 1))
+    done = world.encrypt(format="parquet", overwrite=True)
+    assert (row_of(done, "touched").error_class, row_of(done, "other").status) == ("Unchanged", "ok")
+
+
+def test_ignore_ctime_reads_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.change("a", b"2")
+    monkeypatch.setattr("ags_fast.jobs.work.stream.same_as_source", pytest.fail)
+    assert world.encrypt(ignore_ctime=True).counts == {"ok": 0, "skipped": 4, "failed": 0}
+
+
+def test_an_unchanged_tree_asks_no_kms(world: World) -> None:
+    assert calls_of(lambda: world.encrypt()) == {}
+
+
+def test_rows_without_a_ctime(tmp_path: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of datasets before, and of other storages: size and time of change decide."""
+    of = Entry.of
+
+    def without(path: str, info: os.stat_result) -> Entry:
+        entry = of(path, info)
+        entry.ctime_ns = None
+        return entry
+
+    world = World(tmp_path, kms)
+    write_tree(world.src, TREE)
+    with monkeypatch.context() as patched:
+        patched.setattr(Entry, "of", without)
+        world.encrypt().raise_for_failures()
+    world.change("a", b"2")
+    assert world.encrypt().counts == {"ok": 0, "skipped": 4, "failed": 0}
+
+
+def test_a_damaged_file_of_the_dataset_is_made_again(world: World) -> None:
+    (world.src / "large").chmod(0o600)
+    (damaged,) = [path for path in world.url.rglob("*large*") if path.is_file()]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(FileExistsError, match="'large'"):
+        world.encrypt()
+    assert world.encrypt(overwrite=True).counts == {"ok": 1, "skipped": 3, "failed": 0}
+    assert world.files() == TREE
