@@ -280,7 +280,7 @@ def test_numbers_of_other_types(fs: Any, tmp_path: Path) -> None:
 
 
 def test_questions_to_closed_files(fs: Any, tmp_path: Path) -> None:
-    files = [file for _, file in readers(fs, b"abc", tmp_path) if isinstance(file, io.RawIOBase)]
+    files: list[Any] = [file for _, file in readers(fs, b"abc", tmp_path) if isinstance(file, io.RawIOBase)]
     with fs.dataset.transaction(fsync=False) as new:
         files += [
             ags_fast.open(tmp_path / "sealed", "wb", key=KEY),
