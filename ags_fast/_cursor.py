@@ -31,18 +31,17 @@ class Cursor(io.RawIOBase):
     """
 
     __slots__ = ("_length", "_position")
-    mode = property(lambda self: "rb")
-
     _length: int  # bytes that can be read
     _position: int  # of the cursor
     _lines = NOTHING  # bytes that were read for lines
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Read `size` bytes from `offset`, or fewer at the end.
+    @property
+    def mode(self) -> str:
+        """How the file is open."""
+        return "rb"
 
-        Raises:
-            ValueError: `offset` or `size` is negative, or the file is closed.
-        """
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes from `offset`, or fewer at the end. ValueError: one is negative, or the file is closed."""
         raise NotImplementedError
 
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
@@ -183,10 +182,13 @@ class Unfinished(io.RawIOBase):
     without `close`: with a ResourceWarning, unless the file is that of a parent process.
     """
 
-    mode = property(lambda self: "wb")
-
     _owner: int  # the process. A subclass sets it when there is something to abort
     _check_open = io.RawIOBase._checkClosed  # noqa: SLF001
+
+    @property
+    def mode(self) -> str:
+        """How the file is open."""
+        return "wb"
 
     def abort(self) -> None:
         """Discard the file. After `close`, do nothing."""

@@ -202,7 +202,8 @@ def test_a_page_near_2_gib_is_refused_before_it_is_read() -> None:
 
 def test_a_metadata_file_is_refused(tmp_path: Path) -> None:
     """Its pages are in other files. A path in an ordinary file means nothing: see test_parquet_ignored.py."""
-    table, found = files.rich_table(), []
+    table = files.rich_table()
+    found: list[Any] = []
     pq.write_to_dataset(table, tmp_path, metadata_collector=found, row_group_size=5)
     pq.write_metadata(table.schema, tmp_path / "_metadata", found)
     assert found[0].row_group(0).column(0).file_path
