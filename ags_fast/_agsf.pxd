@@ -205,5 +205,7 @@ cdef extern from "agsf_avro.h" nogil:
         AGSF_AVRO_ITEMS
         AGSF_AVRO_UNION
         AGSF_AVRO_RECORD
+        AGSF_AVRO_INT
+        AGSF_AVRO_ENUM
     agsf_status agsf_avro_pick(const int32_t *program, size_t length, const uint8_t *data, size_t nbytes,
                                size_t records, size_t slots, int64_t *values)

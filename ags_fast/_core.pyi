@@ -300,6 +300,8 @@ AVRO_FIXED: int
 AVRO_ITEMS: int
 AVRO_UNION: int
 AVRO_RECORD: int
+AVRO_INT: int
+AVRO_ENUM: int
 
 def avro_pick(program: Buffer, data: Buffer, records: int, slots: int) -> bytes: ...
 def openssl_version() -> str: ...

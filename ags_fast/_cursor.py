@@ -1,10 +1,12 @@
-"""A cursor over a file that is read by position: what `io.RawIOBase` wants, for every reader of this package."""
+"""What `io.RawIOBase` wants: a cursor for every reader of this package, and the end of every writer."""
 
 from __future__ import annotations
 
 import _thread  # noqa: PLC2701 (threading takes longer to import)
 import io
 import operator
+import os
+import warnings
 
 from ags_fast._core import Lines, Span, readline
 from ags_fast.errors import IntegrityError
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer
 
-__all__ = ["NOTHING", "Cursor", "Turns"]
+__all__ = ["NOTHING", "Cursor", "Turns", "Unfinished"]
 
 LINES_NBYTES = 8 << 10  # that are read for the first line; then twice as many each time, up to MOST_LINES_NBYTES
 MOST_LINES_NBYTES = 256 << 10
@@ -29,18 +31,17 @@ class Cursor(io.RawIOBase):
     """
 
     __slots__ = ("_length", "_position")
-    mode = "rb"
-
     _length: int  # bytes that can be read
     _position: int  # of the cursor
     _lines = NOTHING  # bytes that were read for lines
 
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Read `size` bytes from `offset`, or fewer at the end.
+    @property
+    def mode(self) -> str:
+        """How the file is open."""
+        return "rb"
 
-        Raises:
-            ValueError: `offset` or `size` is negative, or the file is closed.
-        """
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Read `size` bytes from `offset`, or fewer at the end. ValueError: one is negative, or the file is closed."""
         raise NotImplementedError
 
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
@@ -51,24 +52,25 @@ class Cursor(io.RawIOBase):
         """
         raise NotImplementedError
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
+    _check_open = io.RawIOBase._checkClosed  # noqa: SLF001 (undocumented, and in each Python since 2.6)
 
     def readable(self) -> bool:
         """Return True."""
         self._check_open()
         return True
 
-    def seekable(self) -> bool:
-        """Return True."""
+    seekable = readable
+
+    def writable(self) -> bool:
+        """Return False."""
         self._check_open()
-        return True
+        return False
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read exactly `size` bytes, or all that are left if fewer are; with None or -1, all that are left."""
         position = self._position
-        if size is None or size < 0:
+        size = -1 if size is None else operator.index(size)
+        if size < 0:
             size = max(0, self._length - position)
         data = self.read_at(position, size)
         self._position = position + len(data)
@@ -87,7 +89,8 @@ class Cursor(io.RawIOBase):
     def _readline(self, size: int) -> bytes:
         position, parts = self._position, []
         left = max(0, self._length - position)
-        size = left if size < 0 else min(operator.index(size), left)
+        size = operator.index(size)
+        size = left if size < 0 else min(size, left)
         self._check_open()
         while size > 0:
             begin = position - self._lines.offset
@@ -133,11 +136,7 @@ class Cursor(io.RawIOBase):
         self._lines = NOTHING
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill a writable buffer.
-
-        Returns:
-            The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
-        """
+        """Fill a writable buffer from the cursor, as `readinto_at` does it. Returns the number of bytes read."""
         position = self._position
         size = self.readinto_at(position, buffer)
         self._position = position + size
@@ -154,7 +153,8 @@ class Cursor(io.RawIOBase):
             The new position, in bytes from the beginning.
 
         Raises:
-            ValueError: The position would be negative, or `whence` is not 0, 1 or 2.
+            io.UnsupportedOperation: The position would be negative. This is an OSError and a ValueError.
+            ValueError: `whence` is not 0, 1 or 2.
         """
         self._check_open()
         offset = operator.index(offset)
@@ -165,7 +165,7 @@ class Cursor(io.RawIOBase):
         elif whence != io.SEEK_SET:
             raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
         if offset < 0:
-            raise ValueError(f"a position cannot be negative: {offset}")
+            raise io.UnsupportedOperation(f"a position cannot be negative: {offset}")
         self._position = offset
         return offset
 
@@ -173,6 +173,58 @@ class Cursor(io.RawIOBase):
         """Return the position of the cursor, in bytes from the beginning."""
         self._check_open()
         return self._position
+
+
+class Unfinished(io.RawIOBase):
+    """A binary file open for writing, which `close` completes and `abort` discards.
+
+    An exception that leaves a ``with`` block aborts. So does whoever collects the file, or a buffer around the file,
+    without `close`: with a ResourceWarning, unless the file is that of a parent process.
+    """
+
+    _owner: int  # the process. A subclass sets it when there is something to abort
+    _check_open = io.RawIOBase._checkClosed  # noqa: SLF001
+
+    @property
+    def mode(self) -> str:
+        """How the file is open."""
+        return "wb"
+
+    def abort(self) -> None:
+        """Discard the file. After `close`, do nothing."""
+        raise NotImplementedError
+
+    def writable(self) -> bool:
+        """Return True."""
+        self._check_open()
+        return True
+
+    def readable(self) -> bool:
+        """Return False."""
+        self._check_open()
+        return False
+
+    seekable = readable
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Raise io.UnsupportedOperation."""
+        raise io.UnsupportedOperation("not readable")
+
+    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
+        if error_class is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self, source: object = None) -> None:
+        # io.IOBase would close, and so complete, a file that was never closed.
+        if hasattr(self, "_owner") and not self.closed:
+            if self._owner == os.getpid():
+                message = f"{self!r} was neither closed nor aborted, and is lost"
+                warnings.warn(message, ResourceWarning, source=source or self, stacklevel=2)
+            self.abort()
+
+    _dealloc_warn = __del__  # what a buffer of io that is collected calls, before the buffer closes the file
 
 
 class Turns:

@@ -7,12 +7,12 @@ of an `io.RawIOBase`, and read-ahead for a cursor that moves steadily, are a lay
 from __future__ import annotations
 
 import _thread  # noqa: PLC2701 (threading takes longer to import)
-import io
+import operator
 import os
-import warnings
 
 from ags_fast._blocks import OpenBlocks
 from ags_fast._core import OVERHEAD_NBYTES, Descriptor, Key, Pending, grow, read_at
+from ags_fast._cursor import Unfinished
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
@@ -183,7 +183,8 @@ class AgsReader(OpenBlocks):
     def read(self, size: int | None = -1, /) -> bytes:
         """Read exactly `size` bytes, or all that are left if fewer are; with None or -1, all that are left."""
         position = self._position
-        if size is None or size < 0:
+        size = -1 if size is None else operator.index(size)
+        if size < 0:
             size = max(0, self._length - position)
         data = self._hot.get(position, size)
         if data is None:
@@ -192,11 +193,7 @@ class AgsReader(OpenBlocks):
         return data
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill a writable buffer.
-
-        Returns:
-            The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
-        """
+        """Fill a writable buffer from the cursor, as `readinto_at` does it. Returns the number of bytes read."""
         size = self._readinto(self._position, buffer, True)
         self._position += size
         return size
@@ -214,12 +211,12 @@ class AgsReader(OpenBlocks):
 # ---------------------------------------------------------------------------------------------------------- writer
 
 
-class AgsWriter(io.RawIOBase):
+class AgsWriter(Unfinished):
     """Write an AGS1 stream. `write` takes everything; `close` completes the stream, `abort` discards it.
 
     An exception that leaves a ``with`` block aborts: no last block is written, and no file appears at the path. A
-    writer that is collected without `close` aborts too, with a ResourceWarning. So does a writer whose target raises;
-    the error is the target's. A forked process cannot complete its parent's stream.
+    writer that is collected without `close`, or whose buffer is, aborts too, with a ResourceWarning. So does a writer
+    whose target raises; the error is the target's. A forked process cannot complete its parent's stream.
 
     Threads may share a writer: each `write` is taken as a whole, and `close` waits for the `write` in flight. `abort`
     does not wait: a call in flight ends as if `abort` came later, or raises ValueError. A signal handler may abort. If
@@ -246,8 +243,6 @@ class AgsWriter(io.RawIOBase):
         KeyLimitError: The key would seal more than 2^32 messages.
     """
 
-    mode = "wb"
-
     def __init__(
         self,
         target: WritableTarget,
@@ -263,7 +258,6 @@ class AgsWriter(io.RawIOBase):
     ) -> None:
         self._file_length: int | None = None
         self._target: PositionalSink | OrderedSink | None = None
-        self._owner = os.getpid()
         self._key = sealing_key(key, sealed_before)
         self._aad_prefix = prefix_bytes(aad_prefix)
         self._block_size = check_block_size(block_size)
@@ -273,6 +267,7 @@ class AgsWriter(io.RawIOBase):
         self._sealed = bytearray()  # blocks on their way to a target that is written in order
         self._fate = _thread.allocate_lock()  # taken once: by the call that completes the stream or discards it
         self._target = open_sink(target, exclusive, fsync, storage_options)
+        self._owner = os.getpid()
         # At a regular file the threads would wait for each other, because the system lets only one write at a time.
         # Meanwhile the bytes gathered for them would leave the core's cache.
         sharing = 1 if isinstance(self._target, PositionalSink) else self._threads
@@ -289,19 +284,6 @@ class AgsWriter(io.RawIOBase):
     def __reduce__(self) -> str:
         raise TypeError("a writer holds a key and is never pickled: open it where it is written")
 
-    def __del__(self) -> None:
-        # io.IOBase would close, and so complete, a stream that was never closed.
-        if self._target is not None and not self.closed:
-            if self._owner == os.getpid():
-                warnings.warn(f"{self!r} was neither closed nor aborted", ResourceWarning, source=self, stacklevel=2)
-            self.abort()
-
-    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
-        if error_class is None:
-            self.close()
-        else:
-            self.abort()
-
     @property
     def file_length(self) -> int:
         """Length of the complete stream in bytes: the trusted length that a reader needs. ValueError before `close`."""
@@ -314,27 +296,10 @@ class AgsWriter(io.RawIOBase):
         """Bytes of plaintext in each block but the last."""
         return self._block_size
 
-    def writable(self) -> bool:
-        """Return True."""
-        self._check_open()
-        return True
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Raise io.UnsupportedOperation."""
-        raise io.UnsupportedOperation("not readable")
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Raise io.UnsupportedOperation."""
-        raise io.UnsupportedOperation("not readable")
-
     def tell(self) -> int:
         """Return the bytes of plaintext written so far."""
         self._check_open()
         return self._blocks * self._block_size + self._pending.filled
-
-    def flush(self) -> None:
-        """Do nothing: a block is written when it is full, and a part of a block cannot be written."""
-        self._check_open()
 
     def write(self, data: Buffer, /) -> int:
         """Write all of a bytes-like object. If the target raises, the writer has aborted.
@@ -475,7 +440,3 @@ class AgsWriter(io.RawIOBase):
                     self._target.abort()
             finally:
                 self._pending.__exit__()
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError("I/O operation on closed file")

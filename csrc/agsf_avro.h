@@ -6,7 +6,9 @@
  *     kind, length of the node in numbers, slot (from 1; 0: the value is not picked), and what its kind needs:
  *
  *     AGSF_AVRO_NULL     nothing, for null
- *     AGSF_AVRO_NUMBER   nothing, for int, long and enum
+ *     AGSF_AVRO_NUMBER   nothing, for long
+ *     AGSF_AVRO_INT      nothing, for int, which has 32 bits
+ *     AGSF_AVRO_ENUM     how many symbols there are
  *     AGSF_AVRO_BYTES    nothing, for bytes and string
  *     AGSF_AVRO_FIXED    the number of bytes: of boolean 1, float 4, double 8, fixed its own
  *     AGSF_AVRO_ITEMS    the node of an item of an array, or of a pair of a map (a record of a string and the value)
@@ -26,6 +28,8 @@ typedef enum agsf_avro_kind {
     AGSF_AVRO_ITEMS,
     AGSF_AVRO_UNION,
     AGSF_AVRO_RECORD,
+    AGSF_AVRO_INT,
+    AGSF_AVRO_ENUM,
 } agsf_avro_kind;
 
 /*

@@ -53,6 +53,14 @@ static void keep(walker *self, size_t slot, int64_t value, int64_t nbytes) {
     }
 }
 
+/* keep_within() keeps a number that its type has. Decoders would take another number for it. */
+static void keep_within(walker *self, size_t slot, int64_t lowest, int64_t highest) {
+    const int64_t value = agsf_thrift_int(&self->cursor);
+
+    if (value < lowest || value > highest) self->cursor.bad = true;
+    keep(self, slot, value, 0);
+}
+
 static void pass_bytes(walker *self, size_t slot, int64_t nbytes) {
     const int64_t begin = self->cursor.at - self->begin;
 
@@ -92,6 +100,8 @@ static void take(walker *self, size_t at) {
     switch (kind) {
         case AGSF_AVRO_NULL: break;
         case AGSF_AVRO_NUMBER: keep(self, slot, agsf_thrift_int(&self->cursor), 0); break;
+        case AGSF_AVRO_INT: keep_within(self, slot, INT32_MIN, INT32_MAX); break;
+        case AGSF_AVRO_ENUM: keep_within(self, slot, 0, (int64_t)number_at(self, at + 3) - 1); break;
         case AGSF_AVRO_BYTES: pass_bytes(self, slot, agsf_thrift_int(&self->cursor)); break;
         case AGSF_AVRO_FIXED: pass_bytes(self, slot, (int64_t)number_at(self, at + 3)); break;
         case AGSF_AVRO_ITEMS: enter(self, (frame){.item = at + 3}); break;

@@ -6,6 +6,7 @@ import bz2
 import io
 import lzma
 import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -22,16 +23,11 @@ __all__ = ["MAX_BLOCK_NBYTES", "SYNC_NBYTES", "decompress", "encode", "number", 
 
 SYNC_NBYTES = 16  # of a sync marker
 MAX_BLOCK_NBYTES = 200 << 20  # of plain records in a compressed block: as the default of Avro for Java
-ZSTD_NBYTES = 256 << 10  # that are decompressed at a time
+STREAM_NBYTES = 256 << 10  # that are decompressed at a time
 
 
 def walk(data: bytes | memoryview, marker: bytes, limit: int) -> tuple[list[tuple[int, int, int]], int, int]:
-    """Find whole blocks that begin before `limit`.
-
-    Returns:
-        (records, begin, end) of each block's body; where the last of them ends, with its marker; how many bytes the
-        next one needs.
-    """
+    """Find the bodies of whole blocks before `limit`, the end of the last, and how many bytes the next one needs."""
     blocks: list[tuple[int, int, int]] = []
     at = 0
     while at < len(data) and at < limit:
@@ -59,7 +55,7 @@ def number(data: bytes | memoryview, at: int) -> tuple[int, int]:
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
-        if byte < 0x80:
+        if byte < 0x80 and value < 1 << 64:
             return value >> 1 ^ -(value & 1), at
         shift += 7
         if shift > 63:
@@ -78,19 +74,15 @@ def encode(value: int) -> bytes:
 
 
 def decompress(codec: str, body: Buffer, limit: int) -> Buffer:
-    """Decompress the body of a block, of `limit` bytes at most.
-
-    Raises:
-        FormatError: The codec is unknown, the body is damaged, or it has more bytes.
-    """
+    """Decompress the body of a block. FormatError: the codec is unknown, the body damaged, or above the limit."""
     try:
         match codec:
             case "deflate":
-                return _by_object(zlib.decompressobj(-zlib.MAX_WBITS), body, limit)
+                return _deflate(body, limit)
             case "bzip2":
-                return _by_object(bz2.BZ2Decompressor(), body, limit)
+                return _by_stream(bz2.BZ2File(io.BytesIO(body)), limit)
             case "xz":
-                return _by_object(lzma.LZMADecompressor(), body, limit)
+                return _by_stream(lzma.LZMAFile(io.BytesIO(body)), limit)
             case "snappy":
                 return _snappy(body, limit)
             case "zstandard":
@@ -103,13 +95,27 @@ def decompress(codec: str, body: Buffer, limit: int) -> Buffer:
         raise FormatError(f"the plaintext is not an intact Avro file: a block is not {codec} data") from error
 
 
-def _by_object(decompressor: Any, body: Buffer, limit: int) -> bytes:
-    data: bytes = decompressor.decompress(body, limit + 1)
+def _deflate(body: Buffer, limit: int) -> bytes:
+    decompressor = zlib.decompressobj(-zlib.MAX_WBITS)
+    data = decompressor.decompress(body, limit + 1)
     if len(data) > limit:
         raise _too_large(limit)
     if not decompressor.eof:
         raise EOFError
     return data
+
+
+def _by_stream(stream: Any, limit: int) -> bytes:
+    """Read a stream of one member or more."""
+    parts = []
+    found = 0
+    with stream:
+        while part := stream.read(STREAM_NBYTES):
+            parts.append(part)
+            found += len(part)
+            if found > limit:
+                raise _too_large(limit)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _by_fastavro(codec: str, body: Buffer, limit: int) -> Buffer:
@@ -144,17 +150,10 @@ def _zstandard(body: Buffer, limit: int) -> Buffer:
         return _by_fastavro("zstandard", body, limit)
     known = _zstandard_nbytes(body)
     if known is not None and known <= limit:
-        data: Buffer = pa.decompress(body, known, "zstd")
-        return data
-    parts = []
-    found = 0
-    with pa.CompressedInputStream(pa.BufferReader(body), "zstd") as stream:
-        while part := stream.read(ZSTD_NBYTES):
-            parts.append(part)
-            found += len(part)
-            if found > limit:
-                raise _too_large(limit)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        with suppress(OSError, ValueError):  # more than that, because other frames follow
+            data: Buffer = pa.decompress(body, known, "zstd")
+            return data
+    return _by_stream(pa.CompressedInputStream(pa.BufferReader(body), "zstd"), limit)
 
 
 def _zstandard_nbytes(body: Buffer) -> int | None:

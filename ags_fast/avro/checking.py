@@ -6,6 +6,7 @@ here, which is slower.
 
 from __future__ import annotations
 
+import math
 from array import array
 from functools import partial
 from itertools import chain
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast._core import (
     AVRO_BYTES,
+    AVRO_ENUM,
     AVRO_FIXED,
+    AVRO_INT,
     AVRO_ITEMS,
     AVRO_NULL,
     AVRO_NUMBER,
@@ -29,14 +32,14 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer
 
-__all__ = ["by_program", "checker", "picking", "step"]
+__all__ = ["by_program", "checker", "is_decimal", "picking", "readable", "step"]
 
 NESTING = 30  # of compiled records, arrays, maps and unions; the engine passes no deeper ones
 NODES = 10_000  # of a compiled schema whose named types stand in each place that names them
 DEPTH = 200  # of values of a type that holds itself: decoders call themselves for each
 SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 PICKED = {"int": AVRO_NUMBER, "long": AVRO_NUMBER, "bytes": AVRO_BYTES, "string": AVRO_BYTES}
-KINDS = {"null": AVRO_NULL, **PICKED}
+KINDS = {"null": AVRO_NULL, **PICKED, "int": AVRO_INT}
 RECORDS = ("record", "error")
 ITEMS = ("array", "map")
 
@@ -44,12 +47,8 @@ ITEMS = ("array", "map")
 def checker(schema: Any, named: Mapping[str, Any]) -> Callable[[Buffer, int], object]:
     """Return what checks the body of a block, which is to hold a number of records.
 
-    Args:
-        schema: The schema of the records, as `fastavro.parse_schema` returns it.
-        named: The types with names.
-
-    Raises:
-        FormatError: The schema has an array of items without bytes.
+    `schema` and `named`, the types with names, are as `fastavro.parse_schema` returns them. Raises FormatError for an
+    array of items without bytes.
     """
     types = _Types(named)
     types.check(schema, set())
@@ -70,10 +69,7 @@ def by_program(program: list[int] | None) -> Callable[[Buffer, int], object]:
 def picking(schema: Any, named: Mapping[str, Any], slots: Mapping[int, int]) -> tuple[array[int], dict[int, int]]:
     """Return a program that picks the numbers, texts and bytes of some fields, and what each slot then has.
 
-    Args:
-        schema: As for `checker`.
-        named: As for `checker`.
-        slots: The slot of a field, by its ``field-id``, also of inner records, but not in an array or a map.
+    `slots` are those of fields by ``field-id``, also of inner records, but not in an array or a map.
     """
     types = _Types(named, slots)
     try:
@@ -83,13 +79,9 @@ def picking(schema: Any, named: Mapping[str, Any], slots: Mapping[int, int]) -> 
 
 
 def step(kind: str, inner: list[list[int]], size: Any, slot: int = 0) -> list[int]:
-    """Return the program of a kind of values for `avro_pick`.
+    """Return the program of a kind of values for `avro_pick`, around those of fields, branches, items or values.
 
-    Args:
-        kind: The Avro type.
-        inner: The programs of its fields, branches, items or values.
-        size: Of a fixed, in bytes.
-        slot: The slot of the value, plus 1; 0 is none.
+    `size` is that of a fixed, in bytes, or how many symbols an enum has; `slot` that of the value, plus 1; 0 is none.
     """
     if kind in RECORDS:
         return _step(AVRO_RECORD, chain.from_iterable(inner))
@@ -101,7 +93,7 @@ def step(kind: str, inner: list[list[int]], size: Any, slot: int = 0) -> list[in
         return _step(AVRO_ITEMS, _step(AVRO_RECORD, [*_step(AVRO_BYTES), *inner[0]]))
     if kind in ("boolean", "float", "double", "fixed"):
         return _step(AVRO_FIXED, [SIZES.get(kind, size)])
-    return _step(KINDS.get(kind, AVRO_NUMBER), slot=slot)  # an enum is a number, too
+    return _step(AVRO_ENUM, [size]) if kind == "enum" else _step(KINDS[kind], slot=slot)
 
 
 def _step(kind: int, rest: Iterable[int] = (), slot: int = 0) -> list[int]:
@@ -126,6 +118,25 @@ def _walk(types: _Types, schema: Any, body: Buffer, rows: int) -> None:
             raise IndexError
     except IndexError:
         raise FormatError("the plaintext is not an intact Avro file: a block has other records") from None
+
+
+def readable(schema: Any) -> Any:
+    """Return a schema without what readers must ignore: defaults of the writer, and impossible decimals."""
+    if isinstance(schema, list):
+        return [readable(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    ignored = ("default", *["logicalType"] * (schema.get("logicalType") == "decimal" and not is_decimal(schema)))
+    return {name: readable(value) for name, value in schema.items() if name not in ignored}
+
+
+def is_decimal(schema: Mapping[str, Any]) -> bool:
+    """Return whether the logical type of a schema is "decimal", with a possible precision and scale."""
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if schema.get("logicalType") != "decimal" or type(precision) is not int or type(scale) is not int:
+        return False
+    most = math.log10(2) * (8 * schema["size"] - 1) if schema["type"] == "fixed" else precision
+    return 1 <= precision <= most and 0 <= scale <= precision
 
 
 class _TooDeepError(Exception):
@@ -189,7 +200,8 @@ class _Types:
         name = schema["name"] if kind in RECORDS else ""
         if len(above) > NESTING or self._nodes > NODES or (name and name in above):
             raise _TooDeepError
-        below, size = self._below(kind, schema), schema["size"] if kind == "fixed" else 0
+        below = self._below(kind, schema)
+        size = schema["size"] if kind == "fixed" else len(schema["symbols"]) if kind == "enum" else 0
         if type(size) is not int or not 0 <= size < 1 << 31:
             raise FormatError("the Avro file has a malformed schema")
         slots = [slot if kind == "union" else None] * len(below)
@@ -222,6 +234,8 @@ class _Types:
         if kind in ("int", "long", "bytes", "string"):
             value, at = number(data, at)
             size = value if kind in ("bytes", "string") else 0
+            if kind == "int" and not -(1 << 31) <= value < 1 << 31:
+                raise IndexError
         else:
             size = SIZES[kind] if kind in SIZES else schema["size"]
         if not 0 <= size <= len(data) - at:

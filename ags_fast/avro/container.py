@@ -60,11 +60,8 @@ class Container:
     ) -> Iterator[tuple[list[Buffer], int]]:
         """Iterate over the blocks of a split, without the codec, in parts, and the number of records of each.
 
-        Args:
-            start: The plaintext offset where the split begins, in bytes.
-            end: The plaintext offset where the split ends, in bytes.
-            check: Is called with the body of each block without the codec, and the number of its records.
-            piece_nbytes: About how many bytes come at a time; one block at least.
+        `check` is called with the body of each block without the codec, and the number of its records. About
+        `piece_nbytes` come at a time; one block at least.
         """
         marker = self._marker
         marker_at = self._header_end - SYNC_NBYTES
@@ -185,11 +182,7 @@ def encode_header(schema: bytes, marker: bytes, codec: bytes = b"null", more: Ma
 
 
 def parse_header(data: bytes, most: int) -> tuple[dict[str, bytes], int]:
-    """Read a header of at most `most` bytes. Returns its map, and where it ends, behind its marker.
-
-    Raises:
-        IndexError: The data end before.
-    """
+    """Read a header of at most `most` bytes: its map, and where it ends. IndexError if the data end before."""
     found: dict[str, bytes] = {}
     at = len(MAGIC)
 

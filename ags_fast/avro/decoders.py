@@ -19,7 +19,7 @@ from ags_fast.avro.schema import plain_type
 from ags_fast.errors import AgsError, FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ags_fast._types import Buffer
     from ags_fast.avro.schema import Node
@@ -59,18 +59,13 @@ def refusal(name: str, node: Node) -> str | None:
 
 
 class Scratch:
-    """Memory for one file without a codec after the other, kept so that the system does not clear its pages each time.
-
-    Use it in a ``with`` block.
-    """
+    """Memory for one file without a codec after the other, kept so that the system need not clear its pages again."""
 
     def __init__(self) -> None:
         self._file: Any = None
 
-    def __enter__(self) -> Scratch:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Release the memory."""
         if self._file is not None:
             self._file.close()
 
@@ -87,24 +82,11 @@ class Scratch:
 def decode(
     name: str, node: Node, data: list[Buffer], columns: list[int], batch_size: int, scratch: Scratch
 ) -> Iterator[pa.RecordBatch]:
-    """Decode an Avro file without a codec.
+    """Decode a file of `plain_schema` and without a codec, in parts: these fields, none of them empty.
 
-    Args:
-        name: The decoder.
-        node: The schema of the records.
-        data: The file, in parts; its schema is `plain_schema`.
-        columns: Which fields of the records to decode, none of them empty.
-        batch_size: Rows of a batch, about.
-        scratch: Memory of the caller's, for one decoding at a time.
-
-    Raises:
-        FormatError: The decoder finds that the file is malformed.
+    Raises FormatError if the decoder refuses a value.
     """
-    decoders: dict[str, Callable[..., Iterator[pa.RecordBatch]]] = {
-        "datafusion": _datafusion,
-        "polars": _polars,
-        "fastavro": _fastavro,
-    }
+    decoders = {"datafusion": _datafusion, "polars": _polars, "fastavro": _fastavro}
     try:
         yield from decoders[name](node, data, columns, batch_size, scratch)
     except (AgsError, OSError, MemoryError):
@@ -112,12 +94,8 @@ def decode(
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise  # Rust derives its panics from BaseException
-        text = f"the plaintext is not an intact Avro file: {name} raises {type(error).__name__}"
+        text = f"the Avro file has values that are not of its schema: {name} raises {type(error).__name__}"
         raise FormatError(text) from error
-
-
-def _names(columns: list[int]) -> list[str]:
-    return [f"f{i}" for i in columns]
 
 
 def _datafusion(
@@ -129,7 +107,7 @@ def _datafusion(
     config = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(batch_size)
     frame = datafusion.SessionContext(config).read_avro(scratch.path(data), file_extension="")
     if len(columns) < sum(not child.empty for child in node.children):
-        frame = frame.select(*_names(columns))
+        frame = frame.select(*(f"f{i}" for i in columns))
     for batch in frame.execute_stream():
         yield batch.to_pyarrow()
 
@@ -140,7 +118,8 @@ def _polars(
     import polars
 
     _first_process[:] = _first_process or [os.getpid()]
-    table = polars.read_avro(io.BytesIO(b"".join(data)), columns=_names(columns)).select(_names(columns)).to_arrow()
+    names = [f"f{i}" for i in columns]
+    table = polars.read_avro(io.BytesIO(b"".join(data)), columns=names).select(names).to_arrow()
     yield from table.to_batches(max_chunksize=batch_size)
 
 

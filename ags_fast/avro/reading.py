@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -107,7 +108,7 @@ class AvroFile:
         full = [i for i in fields if not node.children[i].empty]
         check = by_program(None if node.empty else program(node))
         header = self._container.header(json.dumps(plain_schema(node, decimals=decoder == "datafusion")).encode())
-        with Scratch() as scratch:
+        with closing(Scratch()) as scratch:
             for blocks, rows in self._container.pieces(start, end, check):
                 data = [header, *blocks]
                 if not full:

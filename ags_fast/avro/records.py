@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
+import operator
+import struct
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import explaining
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
-from ags_fast.avro.checking import checker
+from ags_fast.avro.checking import checker, readable
 from ags_fast.avro.container import Container
 from ags_fast.errors import AgsError, FormatError
 from ags_fast.stream import AgsReader, AgsWriter
 
 with explaining("ags_fast.avro"):
     import fastavro
+    from fastavro.write import LOGICAL_WRITERS, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ags_fast._types import Buffer, ReadableSource, WritableTarget
 
 __all__ = ["BUFFER_NBYTES", "read_split", "splits", "write"]
 
 BUFFER_NBYTES = 1 << 20  # of plaintext that is read or written at a time
+FLAGS = ("strict", "strict_allow_default", "disable_tuple_notation")  # of fastavro.writer
+BOUNDED: dict[str, Callable[[Any], object]] = {  # what fastavro does not check: whether a value is of the type
+    "null": lambda value: value is None,
+    "boolean": lambda value: type(value).__name__ in ("bool", "bool_"),  # the latter is numpy's
+    "int": lambda value: -(1 << 31) <= operator.index(value) < 1 << 31,
+    "long": lambda value: -(1 << 63) <= operator.index(value) < 1 << 63,
+    "float": functools.partial(struct.pack, "<f"),
+}
 RECORDS = 100  # that are decoded at a time; more would live long enough to cost garbage collections
 
 
@@ -40,14 +52,8 @@ def splits(
 ) -> list[tuple[int, int]]:
     """Cut the plaintext of an encrypted Avro file into ranges. Only the stream's header is read.
 
-    Args:
-        source: As for AgsReader.
-        key: As for AgsReader.
-        length: As for AgsReader.
-        aad_prefix: As for AgsReader.
-        split_size: About how many bytes of plaintext a split has. A split of at least a block ends where a block ends,
-            so that no two splits open the same block.
-        storage_options: As for AgsReader.
+    `split_size` is about how many bytes of plaintext a split has. A split of at least a block ends where a block ends,
+    so that no two splits open the same block. The other arguments are those of AgsReader.
 
     Returns:
         ``(start, end)`` plaintext offsets, in bytes, that cover the plaintext once.
@@ -79,22 +85,14 @@ def read_split(
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a split.
+    """Yield the records of a split: those of the blocks behind sync markers from `start` to `end`, bytes of plaintext.
 
-    Args:
-        source: As for AgsReader.
-        key: As for AgsReader.
-        start: The plaintext offset where the split begins, in bytes.
-        end: The plaintext offset where the split ends, in bytes.
-        length: As for AgsReader.
-        aad_prefix: As for AgsReader.
-        reader_schema: An Avro schema to resolve records to, as for fastavro.
-        max_block_nbytes: The most bytes that a header, and a compressed block without the codec, may have.
-        threads: As for AgsReader.
-        storage_options: As for AgsReader.
+    `reader_schema` is an Avro schema to resolve records to, as for fastavro. A header, and a compressed block without
+    the codec, may have `max_block_nbytes`. The other arguments are those of AgsReader.
 
     Raises:
-        FormatError: The plaintext is not an intact Avro file, or a block has more than `max_block_nbytes`.
+        FormatError: The plaintext is not an intact Avro file, a block has more than `max_block_nbytes`, or a schema or
+            a value is none of fastavro's.
         IntegrityError: As AgsReader. A file that was cut never ends early without an error.
         ValueError: `start` and `end` are not a range.
     """
@@ -104,15 +102,16 @@ def read_split(
         source, key, length=length, aad_prefix=aad_prefix, threads=threads, storage_options=storage_options
     ) as raw:
         container = Container(raw, max_block_nbytes)
-        text = container.metadata.get("avro.schema", b"")
         named: dict[str, Any] = {}
-        with _avro_errors():
-            check = checker(fastavro.parse_schema(json.loads(text.decode()), named), named)
-        plain: Any = _Parts(container.header(text), container.pieces(start, end, check, BUFFER_NBYTES))
-        with _avro_errors():
+        with _avro_errors("the Avro file has a malformed schema"):
+            schema = readable(json.loads(container.metadata.get("avro.schema", b"")))
+            check = checker(fastavro.parse_schema(schema, named), named)
+        header = container.header(json.dumps(schema).encode())
+        plain: Any = _Parts(header, container.pieces(start, end, check, BUFFER_NBYTES))
+        with _avro_errors("the reader's schema does not fit that of the Avro file"):
             records: Any = fastavro.reader(plain, reader_schema)
         while True:
-            with _avro_errors():
+            with _avro_errors("the Avro file has values that no type of Python, or of the reader's schema, has"):
                 some = list(islice(records, RECORDS))
             if not some:
                 return
@@ -138,14 +137,14 @@ class _Parts:
 
 
 @contextlib.contextmanager
-def _avro_errors() -> Iterator[None]:
-    """Turn the errors of fastavro, which are of every kind, into FormatError."""
+def _avro_errors(what: str) -> Iterator[None]:
+    """Turn the errors of fastavro, which are of every kind, into FormatError. Blocks were checked before."""
     try:
         yield
-    except (AgsError, OSError):
+    except (AgsError, OSError, MemoryError):
         raise
     except Exception as error:
-        raise FormatError(f"the plaintext is not an intact Avro file: {type(error).__name__}: {error}") from error
+        raise FormatError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def write(
@@ -161,22 +160,16 @@ def write(
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> int:
-    """Write records as an Avro file inside AGS1.
+    """Write records as an Avro file inside AGS1. Each is checked against the schema.
 
-    Args:
-        target: As for AgsWriter. A path appears only when the file is complete.
-        key: As for AgsWriter.
-        schema: As for ``fastavro.writer``.
-        records: As for ``fastavro.writer``.
-        codec: As for ``fastavro.writer``.
-        aad_prefix: As for AgsWriter.
-        block_size: As for AgsWriter.
-        threads: As for AgsWriter.
-        storage_options: As for AgsWriter.
-        **options: Of ``fastavro.writer``, such as ``sync_interval`` and ``metadata``.
+    `schema`, `records`, `codec` and `options`, such as ``sync_interval`` and ``metadata``, are as for
+    ``fastavro.writer``, the other arguments as for AgsWriter. A path appears only when the file is complete.
 
     Returns:
         The stream's length in bytes, which a reader must be told.
+
+    Raises:
+        ValueError: A value is not of its type, such as a number above the largest int. Nothing is written.
     """
     with AgsWriter(
         target, key, aad_prefix=aad_prefix, block_size=block_size, threads=threads, storage_options=storage_options
@@ -184,8 +177,15 @@ def write(
         # No `with` for the buffer: left by an exception it would flush and close, and so complete, the stream.
         file = io.BufferedWriter(raw, BUFFER_NBYTES)
         try:
-            fastavro.writer(file, schema, records, codec=codec, **options)
-            file.flush()
+            level = options.pop("codec_compression_level", None)
+            flags = {name: options.pop(name, False) for name in FLAGS}
+            writer: Any = Writer(file, schema, codec, compression_level=level, options=flags, **options)
+            named: dict[str, Any] = {}
+            writer.schema = fastavro.parse_schema(_bounded(schema), named)  # after the header with the schema itself
+            writer._named_schemas = named  # noqa: SLF001
+            for record in records:
+                writer.write(record)
+            writer.flush()
         except BaseException:
             raw.abort()
             raise
@@ -193,3 +193,34 @@ def write(
             if not raw.closed:
                 file.detach()
     return raw.file_length
+
+
+def _bounded(schema: Any) -> Any:
+    """Return a schema whose types check values that fastavro would write as others, or would wrap."""
+    if isinstance(schema, list):
+        return [one if one == "null" else _bounded(one) for one in schema]
+    if not isinstance(schema, dict):
+        return _bounded({"type": schema}) if schema in BOUNDED else schema
+    made = {name: value for name, value in schema.items() if not name.startswith("__")}  # but fastavro's marks
+    if isinstance(kind := made.get("type"), str) and kind in BOUNDED:
+        return {**made, "logicalType": "bounded", "logical": made.get("logicalType")}
+    made |= {name: _bounded(made[name]) for name in ("type", "items", "values") if name in made}
+    if "fields" in made:
+        made["fields"] = [{**field, "type": _bounded(field["type"])} for field in made["fields"]]
+    return made
+
+
+def _check_value(value: Any, schema: Any) -> Any:
+    """Return what fastavro writes. Raises ValueError, without the value, if it is not of its type."""
+    kind = schema["type"]
+    prepare = LOGICAL_WRITERS.get(f"{kind}-{schema['logical']}")
+    value = value if prepare is None else prepare(value, schema)
+    try:
+        if BOUNDED[kind](value):
+            return value
+    except (OverflowError, TypeError, struct.error):
+        pass
+    raise ValueError(f"a record has a value that is not of its type: it is no {kind}")
+
+
+LOGICAL_WRITERS.update({f"{kind}-bounded": _check_value for kind in BOUNDED})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ags_fast.avro.checking import NESTING, NODES, step
+from ags_fast.avro.checking import NESTING, NODES, is_decimal, step
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Node:
         type: The Arrow type.
         children: Nodes of fields, items, values or branches.
         names: The names of fields, the symbols of an enum.
-        number: Bytes of a fixed; which branch of an "optional" is null.
+        number: Bytes of a fixed; symbols of an enum; which branch of an "optional" is null.
     """
 
     kind: str
@@ -83,18 +83,10 @@ class Node:
 
 
 def parse(text: bytes | str, times: bool = True) -> Node:
-    """Parse the schema of a file.
+    """Return the node of the records of a file by its schema in JSON. Without `times` times of day stay numbers.
 
-    Args:
-        text: The schema, JSON.
-        times: Whether times of day become times; otherwise they stay numbers.
-
-    Returns:
-        The node of its records.
-
-    Raises:
-        FormatError: The schema is malformed, is not one of records, or is one that Arrow cannot express: a type that
-            holds itself, a decimal of more than 38 digits, an array of items without bytes.
+    Raises FormatError if the schema is malformed, is not one of records, or is one that Arrow cannot express: a type
+    that holds itself, a decimal of more than 38 digits, an array of items without bytes.
     """
     try:
         schema = json.loads(text)
@@ -148,7 +140,7 @@ class _Parser:
         return self._of_name(*self._named[name], name, depth)
 
     def _scalar(self, kind: str, schema: Any) -> Node:
-        if kind == "bytes" and (decimal := _decimal(schema, None)):
+        if kind == "bytes" and (decimal := _decimal(schema)):
             return Node(kind, decimal)
         logical = schema.get("logicalType")
         found = LOGICAL.get((kind, logical)) if isinstance(logical, str) else None
@@ -159,9 +151,10 @@ class _Parser:
             size = schema["size"]
             if type(size) is not int or not 0 <= size < 1 << 31:
                 raise ValueError
-            return Node("fixed", _decimal(schema, size) or pa.binary(), number=size)
+            return Node("fixed", _decimal(schema) or pa.binary(), number=size)
         if schema["type"] == "enum":
-            return Node("enum", pa.string(), names=tuple(str(symbol) for symbol in schema["symbols"]))
+            symbols = tuple(str(symbol) for symbol in schema["symbols"])
+            return Node("enum", pa.string(), names=symbols, number=len(symbols))
         if name in self._open:
             raise FormatError(f"the Avro type {name} holds itself: no column of Arrow or Spark has such a type")
         self._open.append(name)
@@ -199,28 +192,22 @@ def _union(branches: list[Node]) -> Node:
     return Node("union", _struct("union", names, tuple(rest)).type, tuple(branches), names)
 
 
-def _decimal(schema: dict[str, Any], size: int | None) -> pa.DataType | None:
+def _decimal(schema: dict[str, Any]) -> pa.DataType | None:
     """Return the type of a decimal; None if the schema's logical type is another, or impossible and thus ignored."""
-    precision, scale = schema.get("precision"), schema.get("scale", 0)
-    if schema.get("logicalType") != "decimal" or type(precision) is not int or type(scale) is not int:
+    if not is_decimal(schema):
         return None
-    if precision < 1 or not 0 <= scale <= precision or (size is not None and 10**precision > 1 << max(0, 8 * size - 1)):
-        return None
-    if precision > MAX_PRECISION:
-        raise FormatError(f"a decimal of {precision} digits: Arrow and Spark have at most {MAX_PRECISION}")
-    return pa.decimal128(precision, scale)
+    if schema["precision"] > MAX_PRECISION:
+        raise FormatError(f"a decimal of {schema['precision']} digits: Arrow and Spark have at most {MAX_PRECISION}")
+    return pa.decimal128(schema["precision"], schema.get("scale", 0))
 
 
 # ---- what decoders are told
 
 
 def plain_schema(node: Node, columns: Iterable[int] | None = None, decimals: bool = False) -> dict[str, Any]:
-    """Return the plain form of a record's schema, with fields f0, f1 ...
+    """Return the plain form of a record's schema, with fields f0, f1 ..., or `columns` of them, that have bytes.
 
-    Args:
-        node: A record.
-        columns: The fields that it shall have; None: all. Fields without bytes are left out.
-        decimals: Whether decimals keep their logical type.
+    With `decimals` these keep their logical type.
     """
     numbers = count()
 
@@ -238,7 +225,8 @@ def plain_schema(node: Node, columns: Iterable[int] | None = None, decimals: boo
             return both
         if node.kind == "union":
             if node.names:  # each branch in a record, which has the same bytes and says which branch it is
-                return [_branch(i, plain(child), next(numbers)) for i, child in enumerate(node.children)]
+                fields = [{"name": f"f{i}", "type": plain(child)} for i, child in enumerate(node.children)]
+                return [{"type": "record", "name": f"b{next(numbers)}", "fields": [field]} for field in fields]
             return [plain(child) for child in node.children]
         if node.kind == "array":
             return {"type": "array", "items": plain(node.children[0])}
@@ -255,10 +243,6 @@ def plain_schema(node: Node, columns: Iterable[int] | None = None, decimals: boo
 
     result: dict[str, Any] = plain(node, None if columns is None else set(columns))
     return result
-
-
-def _branch(i: int, schema: Any, number: int) -> dict[str, Any]:
-    return {"type": "record", "name": f"b{number}", "fields": [{"name": f"f{i}", "type": schema}]}
 
 
 def plain_type(node: Node) -> pa.DataType:

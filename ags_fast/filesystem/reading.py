@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,8 @@ class AgsFile(io.BufferedReader):
     def _read(self, size: int | None, from_buffer: Callable[[int], Any], directly: Callable[[int, int], Any]) -> Any:
         with self._turns.lock:
             begin = self._place()
-            if size is None or size < 0:
+            size = -1 if size is None else operator.index(size)
+            if size < 0:
                 size = max(0, self.size - begin)
             if size < self._buffered or not self._turns.shared:
                 return from_buffer(size)

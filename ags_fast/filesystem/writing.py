@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import os
 import sys
-import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fsspec.transaction import Transaction
 
+from ags_fast._cursor import Unfinished
+from ags_fast._text import TextWriter
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
     from typing import NoReturn
 
     from ags_fast._types import Buffer
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["AgsTransaction", "CompressedFile", "NewFile", "refuse_mode"]
-
-FRAMES = 8  # of callers, that may stand between an `__exit__` and the `close` of a file
 
 
 class AgsTransaction(Transaction):  # type: ignore[misc]
@@ -54,12 +55,12 @@ def refuse_mode(path: str, mode: str) -> NoReturn:
     )
 
 
-class NewFile(io.RawIOBase):
+class NewFile(Unfinished):
     """A file of a dataset, open for writing. `close` completes it, and outside of a transaction makes a version.
 
     A file that an exception leaves is discarded: by the ``with`` block of the file itself, or of an object that closes
-    the file in its ``__exit__``, such as ``with fsspec.open(...)``. A file that is collected without `close` is
-    discarded, with a ResourceWarning.
+    its files in any case, such as ``with fsspec.open(...)``. A file that is opened, or closed by hand, because of an
+    exception is completed. A file that is collected without `close` is discarded, with a ResourceWarning.
 
     Args:
         path: The path in the dataset.
@@ -68,8 +69,6 @@ class NewFile(io.RawIOBase):
         autocommit: Whether `close` ends the transaction; if not, `commit` or `discard` does.
     """
 
-    mode = "wb"
-
     def __init__(
         self, path: str, file: NewDatasetFile, end: Callable[[bool], None] | None, autocommit: bool = True
     ) -> None:
@@ -77,6 +76,7 @@ class NewFile(io.RawIOBase):
         self.autocommit = autocommit
         self._file = file
         self._end_changes = end
+        self.handled = sys.exc_info()[1]  # the exception because of which the file is written
         self._owner = os.getpid()
 
     @property
@@ -89,10 +89,6 @@ class NewFile(io.RawIOBase):
 
     def __reduce__(self) -> str:
         raise TypeError("a file in the making is never pickled: open it where it is written")
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
 
     def tell(self) -> int:
         """Return the bytes of plaintext written so far."""
@@ -111,8 +107,8 @@ class NewFile(io.RawIOBase):
         """
         if self.closed:
             return
-        if left_by_exception():
-            self.discard()
+        if left_by_exception(self.handled):
+            self.abort()
             return
         try:
             self._file.close()
@@ -128,7 +124,7 @@ class NewFile(io.RawIOBase):
         """Make the version, if the file was opened with ``autocommit=False``."""
         self._end(True)
 
-    def discard(self) -> None:
+    def abort(self) -> None:
         """Discard the file. After its version was made, do nothing."""
         try:
             self._file.abort()
@@ -136,39 +132,21 @@ class NewFile(io.RawIOBase):
             super().close()
             self._end(False)
 
+    discard = abort  # fsspec's name
+
     def _end(self, commit: bool) -> None:
-        end, self._end_changes = self._end_changes, None
+        end, self._end_changes, self.handled = self._end_changes, None, None
         if end is not None and self._owner == os.getpid():
             end(commit)
 
-    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
-        if error_class is None:
-            self.close()
-        else:
-            self.discard()
 
-    def __del__(self) -> None:
-        # Without this, io.IOBase would close, and so complete, a file that was never closed.
-        if hasattr(self, "_owner") and not self.closed:
-            if self._owner == os.getpid():
-                warnings.warn(f"{self!r} was not closed, and is lost", ResourceWarning, source=self, stacklevel=2)
-                self.discard()
-            else:
-                super().close()
-
-
-class CompressedFile(io.RawIOBase):
+class CompressedFile(Unfinished):
     """Bytes on their way to a new file through a compressor, which `close` completes together with the file."""
-
-    mode = "wb"
 
     def __init__(self, file: NewFile, compress: Callable[..., Any]) -> None:
         self._file = file
         self._inner = compress(file, mode="w")
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
+        self._owner = os.getpid()
 
     def tell(self) -> int:
         """Return the bytes of plaintext written so far."""
@@ -179,57 +157,48 @@ class CompressedFile(io.RawIOBase):
         self._inner.write(data)
         return memoryview(data).nbytes
 
-    def __del__(self) -> None:
-        """Do not close the file, because that would complete it. Its own ``__del__`` discards it."""
-
     def close(self) -> None:
         """Complete the file. May be called again."""
         if self.closed:
             return
-        if left_by_exception():
-            self.discard()
+        if left_by_exception(self._file.handled):
+            self.abort()
             return
         try:
             self._inner.close()
             self._file.close()
         except BaseException:
-            self._file.discard()
+            self._file.abort()
             raise
         finally:
             super().close()
 
-    def discard(self) -> None:
+    def abort(self) -> None:
         """Discard the file."""
         try:
-            self._file.discard()
+            self._file.abort()
         finally:
             super().close()
             with suppress(ValueError, OSError):  # it would write its last bytes
                 self._inner.close()
 
-    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
-        if error_class is None:
-            self.close()
-        else:
-            self.discard()
+    discard = abort
 
 
-def left_by_exception() -> bool:
-    """Whether the `close` that calls this runs in an ``__exit__`` that was called with an exception.
+def left_by_exception(handled: BaseException | None) -> bool:
+    """Whether a file is closed by an object that an exception leaves, and that closes its files in any case.
 
-    `fsspec.OpenFile` and the handles of pandas close files in the same way whether their block has succeeded or not.
+    `fsspec.OpenFile` and the handles of pandas have such a `close`, which their ``__exit__`` calls. Who calls the
+    file's `close` in an ``__exit__``, an ``except`` or a ``finally`` knows of the exception, and wants the file.
+
+    Args:
+        handled: The exception that was handled when the file was opened. That one leaves another block.
     """
-    error = sys.exc_info()[1]
-    if error is None:
+    if sys.exc_info()[1] in (None, handled):
         return False
-    frame = sys._getframe(2)  # noqa: SLF001 (the documented way to the caller)
-    for _ in range(FRAMES):
-        if frame.f_code.co_name == "__exit__" and any(
-            value is error or (isinstance(value, tuple) and any(one is error for one in value))
-            for value in frame.f_locals.values()
-        ):
-            return True
-        if frame.f_back is None:
-            break
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 (the documented way to the caller)
+    by_other = False
+    while frame is not None and frame.f_code.co_name == "close":
+        by_other = frame.f_globals.get("__name__") not in (__name__, TextWriter.__module__)
         frame = frame.f_back
-    return False
+    return by_other and frame is not None and frame.f_code.co_name == "__exit__"

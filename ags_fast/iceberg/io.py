@@ -285,5 +285,7 @@ class _Stream(io.BytesIO):
             self._owner = None
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, source: object = None) -> None:
         self._owner = None
+
+    _dealloc_warn = __del__  # see `Unfinished`

@@ -370,10 +370,6 @@ class Opened:
         """Return a column chunk, opened as far as the keys allow."""
         raw = self.footer.chunk(number)
         chunk = Chunk(number, group, ordinal, column, self.leaves[column], raw, self.data)
-        if raw.file_path:
-            raise FormatError(
-                "the footer is of a _metadata file, whose pages are in other files: pass these files one by one"
-            )
         if raw.metadata:
             chunk.metadata = ColumnMetadata(self.data, raw.metadata)
             chunk.metadata_bytes = self.data[raw.metadata : chunk.metadata.end]

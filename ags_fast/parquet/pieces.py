@@ -52,9 +52,11 @@ def _bloom_end(opened: Opened, chunk: Chunk) -> int:
 
 def _inside(opened: Opened, begin: int, end: int, chunk: Chunk, what: str) -> None:
     if begin < MAGIC_NBYTES or end < begin or end > opened.footer_offset:
+        elsewhere = "this is a _metadata file, whose pages are in other files: pass these files one by one"
+        why = elsewhere if chunk.raw.file_path else "the file is damaged or was cut"
         raise FormatError(
             f"the {what} of column {chunk.name!r}, row group {chunk.row_group} would be at {begin} to {end}, outside "
-            "the file's data: the file is damaged or was cut"
+            f"the file's data: {why}"
         )
 
 

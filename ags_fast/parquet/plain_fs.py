@@ -234,10 +234,10 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
         """Move the cursor, also past the end. Returns the new position, in bytes from the beginning."""
         with self._turns.lock:
             if whence == os.SEEK_CUR:
-                self._place()
-            position: int = super().seek(loc, whence)
-            self._turns.sought(position)
-            return position
+                loc, whence = loc + self._place(), os.SEEK_SET
+            self.loc = self.view.seek(loc, whence)
+            self._turns.sought(self.loc)
+            return self.loc
 
     def tell(self) -> int:
         """Return the position of the cursor, in bytes from the beginning."""

@@ -63,6 +63,26 @@ static void check_cuts(void) {
     CHECK_EQUAL(pick(PROGRAM, COUNT(PROGRAM), "0a02046162040202780400000102030400", 1, values), AGSF_BAD_FORMAT);
 }
 
+/* A number that its type does not have is refused: a decoder could wrap it. */
+static void check_bounds(void) {
+    static const int32_t of_int[] = {AGSF_AVRO_INT, 3, 1}, of_enum[] = {AGSF_AVRO_ENUM, 4, 1, 3};
+    static const int32_t of_none[] = {AGSF_AVRO_ENUM, 4, 1, 0};
+    int64_t values[6];
+
+    CHECK_EQUAL(pick(of_int, COUNT(of_int), "feffffff0f", 1, values), AGSF_OK);
+    CHECK(values[0] == INT32_MAX);
+    CHECK_EQUAL(pick(of_int, COUNT(of_int), "ffffffff0f", 1, values), AGSF_OK);
+    CHECK(values[0] == INT32_MIN);
+    CHECK_EQUAL(pick(of_int, COUNT(of_int), "8080808010", 1, values), AGSF_BAD_FORMAT);
+    CHECK_EQUAL(pick(of_int, COUNT(of_int), "8180808010", 1, values), AGSF_BAD_FORMAT);
+    CHECK_EQUAL(pick(of_int, COUNT(of_int), "ffffffffffffffffff01", 1, values), AGSF_BAD_FORMAT);
+    CHECK_EQUAL(pick(of_enum, COUNT(of_enum), "04", 1, values), AGSF_OK);
+    CHECK_EQUAL(values[0], 2);
+    CHECK_EQUAL(pick(of_enum, COUNT(of_enum), "06", 1, values), AGSF_BAD_FORMAT);
+    CHECK_EQUAL(pick(of_enum, COUNT(of_enum), "01", 1, values), AGSF_BAD_FORMAT);
+    CHECK_EQUAL(pick(of_none, COUNT(of_none), "00", 1, values), AGSF_BAD_FORMAT);
+}
+
 static void check_lies(void) {
     static const char *const lies[] = {
         "0a0401",                     /* a third branch */
@@ -108,6 +128,7 @@ int main(void) {
     start();
     check_records();
     check_cuts();
+    check_bounds();
     check_lies();
     check_programs();
     return 0;

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
-import warnings
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from ags_fast._cursor import Unfinished
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
 from ags_fast.dataset.deks import with_new_keys
 from ags_fast.dataset.entries import FileEntry
@@ -297,15 +296,13 @@ def check_new_path(path: str) -> None:
         raise ValueError(f"{path!r} is reserved: a dataset keeps its own files in {HIDDEN}")
 
 
-class NewDatasetFile(io.RawIOBase):
+class NewDatasetFile(Unfinished):
     """A file of a transaction in the making: a binary file open for writing. `write` takes everything.
 
     `close` completes the file. `abort`, and an exception that leaves a ``with`` block, discard the file: a discarded
     file never becomes part of the dataset. A file that is collected without `close` is discarded too, with a
     ResourceWarning.
     """
-
-    mode = "wb"
 
     def __init__(
         self,
@@ -341,10 +338,6 @@ class NewDatasetFile(io.RawIOBase):
         if self._receipt is None:
             raise ValueError(f"{self.name!r} has no receipt: the file is not complete")
         return self._receipt
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
 
     def tell(self) -> int:
         """Return the bytes of plaintext written so far."""
@@ -391,18 +384,6 @@ class NewDatasetFile(io.RawIOBase):
     def _end(self) -> None:
         super().close()
         self._done(self, self._receipt)
-
-    def __exit__(self, error_class: object, error: object, traceback: object) -> None:
-        if error_class is None:
-            self.close()
-        else:
-            self.abort()
-
-    def __del__(self) -> None:
-        # Without this, io.IOBase would close, and so complete, a file that was never closed.
-        if hasattr(self, "_owner") and not self._is_over():
-            warnings.warn(f"{self!r} was neither closed nor aborted", ResourceWarning, source=self, stacklevel=2)
-            self.abort()
 
 
 class NewTables(NewDatasetFile):
