@@ -348,12 +348,7 @@ def write_files(
 
 
 def commit_files(
-    job: Job,
-    entries: Sequence[FileEntry],
-    rows: list[Row],
-    replaced: Mapping[str, FileEntry],
-    *,
-    whole: bool = False,
+    job: Job, entries: Sequence[FileEntry], rows: list[Row], replaced: Mapping[str, FileEntry], *, whole: bool = False
 ) -> JobResult:
     """Commit the version with the files that succeeded, end the job, and do what the policy says of old versions.
 
