@@ -13,23 +13,25 @@ import io
 import os
 import shutil
 import sys
+import tempfile
 import warnings
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import MASTER, read_tree, write_tree
+from datasets import MASTER, QUIET, read_tree, write_tree
 from kms_clients import keystore
-from support import pattern
+from support import flip, pattern
 
 pytest.importorskip("pyarrow")
 
 from ags_fast import cli
 from ags_fast.fs import lacking
 from ags_fast.fs.lacking import CALLS
-from ags_fast.jobs import LocalEngine
+from ags_fast.jobs import LocalEngine, decrypt_files, encrypt_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,7 +154,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert cli.main(line.split()) == 0
     (home / "src/0").symlink_to(home / "src/a")  # leads out of a copy
     left = {".ks.keystore.0123456789abcdef.agstmp": b"", "ds/.x.tag.0123456789abcdef.agstmp": b""}
-    bad = (home / "a.ags").read_bytes()[:-1] + b"?"
+    bad = flip((home / "a.ags").read_bytes(), -1)
     return write_tree(home, {"src2/a": b"other", "bad.ags": bad, **left})
 
 
@@ -228,3 +230,32 @@ def test_each_errno_at_each_call(begun: Path, codes: Sequence[int]) -> None:
     for site, (line, right) in sorted(reached.items()):
         for code in codes:
             check(begun, line, right, site, code)
+
+
+# ------------------------------------------------------------------------------------------------- times far away
+
+
+@pytest.mark.parametrize("year", [1601, 1800, 1910, 1969, 2020, 2039, 2106, 2200, 2300, 2446, 9999])
+@pytest.mark.parametrize("place", [None, "/dev/shm"])
+def test_times_are_kept_or_told(tmp_path: Path, year: int, place: str | None) -> None:
+    """A small file is written in another way than a large one. ext4 has fewer times than tmpfs."""
+    if place is not None and not os.access(place, os.W_OK):
+        pytest.skip(f"no {place}")
+    with tempfile.TemporaryDirectory(dir=place) as folder, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        src, kms = (
+            write_tree(Path(folder, "src"), {"small": b"1", "large": pattern(200_000)}),
+            keystore(tmp_path, MASTER),
+        )
+        seconds = (datetime(year, 1, 2, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(seconds=1)
+        for path in src.iterdir():
+            os.utime(path, ns=(0, seconds * 10**9 + 500))
+        true = (src / "small").stat().st_mtime_ns  # as far as the file system has such times
+        encrypt_files(src, Path(folder, "ds"), kms=kms, wrapping_key_id=MASTER, **QUIET).raise_for_failures()
+        done = decrypt_files(Path(folder, "ds"), tmp_path / "out", kms=kms, **QUIET)
+        done.raise_for_failures()
+        texts = [str(warning.message) for warning in told] + done.warnings
+        for name in ("small", "large"):
+            kept = (tmp_path / "out" / name).stat().st_mtime_ns
+            assert (kept == true) != any(name in text for text in texts), (name, true, kept, texts)
+            assert kept == true or place or abs(true) >= 1 << 63

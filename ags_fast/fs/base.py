@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from ags_fast._types import Buffer
     from ags_fast.fs.new import NewFile, NewObject
 
-__all__ = ["NO_LOCK_SECONDS", "Entry", "ReadOnce", "Store", "without_password"]
+__all__ = ["NO_LOCK_SECONDS", "TIMES_NS", "Entry", "ReadOnce", "Store", "without_password"]
 
 LISTED = 1000  # from this number of names on, a listing shows which of them exist
+TIMES_NS = -(1 << 63), (1 << 63) - 1  # the first and last time that 64 bits have, in 1677 and in 2262
 NO_LOCK_SECONDS = 86_400.0  # without locks, a file that was not written to for this long has no writer
 
 
@@ -49,7 +50,7 @@ class Entry:
 
     @property
     def mtime_ns(self) -> int | None:
-        """`modified` in nanoseconds, as exactly as the storage has it; None if it is unknown or does not fit 64 bits.
+        """`modified` in nanoseconds, as exactly as the storage has it, or the nearest of TIMES_NS; None if unknown.
 
         The time is unknown if `modified` is 0 and the file is not local.
         """
@@ -59,7 +60,7 @@ class Entry:
             time_ns = round(self.modified * 1000) * 1_000_000
         else:
             return None
-        return time_ns if -(1 << 63) <= time_ns < 1 << 63 else None
+        return min(max(time_ns, TIMES_NS[0]), TIMES_NS[1])
 
     def __repr__(self) -> str:
         return f"Entry(path={self.path!r}, size={self.size}, stamp={self.stamp!r}, modified={self.modified!r})"

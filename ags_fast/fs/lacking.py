@@ -12,10 +12,11 @@ from contextlib import contextmanager
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
 __all__ = ["CALLS", "gathered", "may_lack", "note", "sentences"]
 
+SHOWN = 20  # in one warning
 UNKNOWN = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOTTY})
 REFUSED = UNKNOWN | {errno.EPERM, errno.EACCES}
 # By call of `os`, or what it is for: the errors that mean no more than that the file system lacks it, and what a job
@@ -62,7 +63,7 @@ def may_lack(call: str) -> Iterator[None]:
         note({what} - {""})
 
 
-def note(lacks: Iterable[str]) -> None:
+def note(lacks: Collection[str]) -> None:
     """Note what file systems lack, also by the report of another process. Warn if nothing gathers it."""
     for told in list(_told.values()):
         told.update(lacks)
@@ -70,7 +71,7 @@ def note(lacks: Iterable[str]) -> None:
         warnings.warn(text, stacklevel=2)
 
 
-def sentences(lacks: Iterable[str]) -> list[str]:
+def sentences(lacks: Collection[str]) -> list[str]:
     """Return the warning of what file systems lack, if they lack anything."""
-    found = ", ".join(sorted(lacks))
+    found = ", ".join(sorted(lacks)[:SHOWN]) + ", and more" * (len(lacks) > SHOWN)
     return [f"a file system here cannot do this, which was left out: {found}"] if found else []

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalFile", "LocalStore"]
 
+USUAL_NS = 10**9 << 31  # from 1970 on, every file system has the times until 2038
 HOLD_ATTEMPTS = 20
 MADE_FOLDERS = 4096  # existing folders that a store remembers
 MOUNTS = "/proc/self/mountinfo"  # of Linux
@@ -232,7 +233,7 @@ class LocalStore(Store):
 
     def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
         below, _, name = path.rpartition("/")
-        if self._is_too_long(path):
+        if self._is_too_long(path) or not 0 <= (mtime_ns or 0) < USUAL_NS:
             return False
         if below not in self._made_folders:
             self._root.folder(below, make=True)

@@ -9,7 +9,7 @@ import time
 
 from ags_fast._core import Descriptor
 from ags_fast.fs.below import A_FOLDER, LISTED, OpenFolder, fsync_folder, lock, lstat, not_a_file, rename_new
-from ags_fast.fs.lacking import may_lack
+from ags_fast.fs.lacking import may_lack, note
 from ags_fast.fs.paths import temporary_name
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ags_fast._types import Buffer
 
 __all__ = ["NewFile", "NewObject", "pwrite_all"]
+
+EXACT_NS = 2_000_000_000  # vfat has times of even seconds; a time beyond those that it has becomes another one
 
 
 class NewFile:
@@ -184,6 +186,8 @@ class NewFile:
                     if self._mtime_ns is not None:
                         with may_lack("utime"):
                             os.utime(fd, ns=(time.time_ns(), self._mtime_ns))
+                            if abs(os.fstat(fd).st_mtime_ns - self._mtime_ns) > EXACT_NS:
+                                note({f"keep the time of {self.path!r}"})
                     if self._fsync:
                         os.fsync(fd)
                     locked = os.dup(fd)
