@@ -148,11 +148,7 @@ def _text(
 
 
 def _known(
-    key_metadata: Any,
-    key: Buffer | None,
-    aad_prefix: Buffer | None,
-    length: int | EllipsisType | None,
-    reads: bool,
+    key_metadata: Any, key: Buffer | None, aad_prefix: Buffer | None, length: int | EllipsisType | None, reads: bool
 ) -> tuple[bytes, bytes, int | EllipsisType | None]:
     """Return the key, the AAD prefix and the length that `key_metadata` has, if those given are the same."""
     from hmac import compare_digest

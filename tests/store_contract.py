@@ -363,15 +363,15 @@ class StoreContract:
                 store.read_if_unchanged(path, 1)
 
     def test_folders_that_are_empty(self, store: Store) -> None:
-        put(store, "a/b/file", b"x")
-        store.remove_folder("a/b")
-        store.remove_folder("nothing")
-        assert names(store) == ["a/b/file"]
-        store.delete("a/b/file")
-        store.remove_folder("a/b")
-        store.remove_folder("a/")
-        put(store, "a", b"now a file")
-        assert names(store) == ["a"]
+        put(store, "top/a/b/file", b"x")
+        for folder in ("top/a", "top", "nothing"):
+            store.remove_empty_folders(folder)
+        assert names(store) == ["top/a/b/file"]
+        store.delete("top/a/b/file")
+        store.remove_empty_folders("top/a")
+        store.remove_empty_folders("top/")
+        put(store, "top/a", b"now a file")
+        assert names(store) == ["top/a"]
 
     # ---- a dataset
 

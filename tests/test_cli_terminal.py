@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import glob
 import json
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,10 @@ pytest.importorskip("pyarrow")
 
 from ags_fast import cli
 from ags_fast.cli import stream, terminal
+from ags_fast.cli.commands import SILENT
+from ags_fast.cli.run import whole_parser
 from ags_fast.cli.terminal import escaped, printable
+from ags_fast.cli.tree import tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -374,3 +378,152 @@ def test_main_leaves_the_callers_signals_alone(tmp_path: Path, capsys: pytest.Ca
     assert cli.main(["stream", "inspect", str(tmp_path / "nothing")]) == 5
     assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
     assert terminal.interrupts.installed is False
+
+
+# -------------------------------------------------------------------------------------------- SIGTERM and SIGHUP
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["stream decrypt", "cp", "decrypt"])
+def test_other_signals(tmp_path: Path, kms: list[str], number: int, command: str) -> None:
+    """Leave neither plaintext nor temporary files."""
+    write_tree(tmp_path, {"src/large": b"", "key": bytes(16)})
+    (tmp_path / "key").chmod(0o600)
+    os.truncate(tmp_path / "src/large", 400_000_000)
+    if command == "stream decrypt":
+        assert cli.main(["stream", "encrypt", f"{tmp_path}/src/large", "--key-file", f"{tmp_path}/key"]) == 0
+        words = ["stream", "decrypt", "src/large.ags", "--key-file", "key", "--untrusted-length", "-o", "out/large"]
+    else:
+        src, dataset = f"{tmp_path}/src", f"{tmp_path}/ds"
+        assert cli.main(["encrypt", src, dataset, "--wrapping-key-id", MASTER, "--quiet", *kms]) == 0
+        words = ["cp", "ds:large", "out/large", *kms] if command == "cp" else ["decrypt", "ds", "out", *kms]
+    (tmp_path / "out").mkdir()
+    line = [sys.executable, "-P", "-m", "ags_fast", *words]
+    process = subprocess.Popen(line, cwd=tmp_path, env=python_env(), stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("out/.large.*")):
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number, said
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_nohup(tmp_path: Path) -> None:
+    """Who ignores SIGHUP is not interrupted by it. SIGTERM, and a second signal, still end the command."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "key").write_bytes(bytes(16))
+    process = subprocess.Popen(
+        [sys.executable, "-P", *COMMAND[1:], "stream", "encrypt", "pipe", "--key-file", "key", "-o", "out"],
+        cwd=tmp_path,
+        env=python_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    process.stdout.close()
+
+
+# ------------------------------------------------------------------------------ standard output that takes nothing
+
+
+def run_into(folder: Path, output: str, *words: str) -> subprocess.CompletedProcess[str]:
+    line = ["sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "-P", "-m", "ags_fast", *words]
+    return subprocess.run(line, cwd=folder, env=python_env(), stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("output", [">&-", ">/dev/full"])
+def test_outputs_that_take_nothing(odd: Path, kms: list[str], output: str) -> None:
+    done = run_into(odd, output, "decrypt", "ds", "out", *kms)
+    assert (done.returncode, len(list((odd / "out").iterdir()))) == (0 if output == ">&-" else 5, len(NAMES))
+    for words in (["ls", "ds", *kms], ["cat", "ds", "c1\x9b31m", *kms], ["--version"], ["ls", "--help"], ["man", "m"]):
+        done = run_into(odd, output, *words)
+        assert done.returncode == (5 if words[0] != "man" or output != ">&-" else 0), (words, done.stderr)
+        assert "standard output" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "Exception" not in done.stderr
+
+
+SHOWN = {
+    "stream encrypt": "key -o k.ags --key-file key",
+    "stream decrypt": "key.ags -o k.plain --key-file key --untrusted-length",
+    "stream verify": "key.ags --key-file key --untrusted-length",
+    "stream inspect": "key.ags",
+    "keys status": "ds KMS",
+    "keys audit": "ds KMS",
+    "keys policy": "ds KMS",
+    "ls": "ds -l KMS",
+    "log": "ds KMS",
+    "diff": "ds 1 KMS",
+    "stat": "ds a KMS",
+    "du": "ds KMS",
+    "cat": "ds a KMS",
+    "inspect": "ds KMS",
+    "decrypt": "ds OUT KMS",
+    "config show": "",
+    "config check": "--wrapping-key-id MASTER KMS",
+    "completion": "bash",
+}
+
+
+def leaves() -> list[str]:
+    return [" ".join(node.words) for node in tree_of(whole_parser()).all() if not node.nodes]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_each_command_says_that_its_output_is_lost(
+    tmp_path: Path, kms: list[str], full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The help of all that the parser has, and results."""
+    monkeypatch.chdir(write_tree(tmp_path, {"src/a": b"1", "key": bytes(16)}))
+    (tmp_path / "key").chmod(0o600)
+    assert cli.main(["encrypt", "src", "ds", "--wrapping-key-id", MASTER, *kms]) == 0
+    assert cli.main(["stream", "encrypt", "key", "--key-file", "key"]) == 0
+    assert SHOWN.keys() <= {*leaves()}
+    for n, command in enumerate(leaves()):
+        more = SHOWN.get(command, "--help").replace("KMS", " ".join(kms)).replace("MASTER", MASTER)
+        for words in (["--help"], more.replace("OUT", f"out{n}").split()):
+            for output in tmp_path.glob("k.*"):
+                output.unlink()
+            capsys.readouterr()
+            with open("/dev/full" if full else os.devnull, "w") as file, monkeypatch.context() as patch:
+                patch.setattr(sys, "stdout", file if full else None)
+                try:
+                    code = cli.main([*command.split(), *words])
+                except SystemExit as end:
+                    code = end.code  # type: ignore[assignment]
+                with suppress(OSError):
+                    file.close()
+            said = capsys.readouterr().err
+            silent = command.split()[-1] in SILENT and not full and words != ["--help"]  # a job of a daemon
+            assert code == (0 if silent else 5), (command, words, said)
+            assert "standard output" in said
+            assert "Traceback" not in said
+
+
+def test_one_function_prints() -> None:
+    """Another `print` would raise where standard output takes nothing."""
+    found = {
+        (path.name, ast.unparse(node.func))
+        for path in Path(cli.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and not any(word.arg == "file" for word in node.keywords)
+        and (ast.unparse(node.func) == "print" or ast.unparse(node.func).startswith("sys.stdout"))
+    }
+    assert found == {
+        ("terminal.py", "print"),  # in `tell`
+        ("run.py", "print"),  # the last flush
+        ("run.py", "sys.stdout.fileno"),
+        ("text.py", "sys.stdout.isatty"),
+        *(("dataset.py", f"sys.stdout.buffer.{name}") for name in ("write", "flush")),  # `cat`
+    }

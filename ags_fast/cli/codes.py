@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_CONFIGURATION = 1, 2, 3, 4, 5, 6
-EXIT_INTERRUPTED = 130
+EXIT_SIGNAL = 128  # and the number of the signal that interrupted the command
+EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
 CODES = {
     "IntegrityError": EXIT_INTEGRITY,
     "FormatError": EXIT_INTEGRITY,
@@ -30,7 +32,7 @@ class ConfigurationError(Exception):
 
 
 class OutputClosedError(Exception):
-    """The reader of standard output closed it."""
+    """Standard output takes nothing more; the cause says why."""
 
 
 def code_of(error: BaseException) -> int:

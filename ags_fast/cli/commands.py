@@ -41,6 +41,10 @@ SHELL_COMMANDS = {
     "completion": "Print the script with which bash, zsh or fish completes words of ags-fast.",
     "man": "Write manual pages of all commands into DIR, such as ~/.local/share/man/man1.",
 }
+TEXTS = GROUPS | DATASET_COMMANDS | TAKE_COMMANDS | LOOK_COMMANDS | SHELL_COMMANDS
+MODULES = dict(zip(GROUPS, GROUPS, strict=True)) | {"completion": "completion", "man": "manual"}
+MODULES |= dict.fromkeys(DATASET_COMMANDS, "dataset") | dict.fromkeys(TAKE_COMMANDS, "taking")
+MODULES |= dict.fromkeys(LOOK_COMMANDS, "looking")
 # Operations that print nothing with --quiet when all went well. The others are there to show something.
 SILENT = {
     *("encrypt", "decrypt", "verify", "rekey", "reencrypt", "rotate", "expire", "restore", "sweep"),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.cli.commands import SHELL_COMMANDS
-from ags_fast.cli.options import Command, add_commands, option
+from ags_fast.cli.options import Command, option
+from ags_fast.cli.terminal import tell
 from ags_fast.cli.tree import Argument, Node, tree_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 # Names of profiles, without a parser of TOML.
 PROFILES = (
@@ -100,16 +100,8 @@ end
 """
 
 
-def add_completion(
-    groups: argparse._SubParsersAction[argparse.ArgumentParser], whole_parser: Callable[[], argparse.ArgumentParser]
-) -> None:
-    """Add ``ags-fast completion``. whole_parser: returns a parser that has the arguments of all commands."""
-    add_commands(groups, COMMANDS, json=False, whole_parser=whole_parser)
-
-
 def _completion(args: argparse.Namespace) -> dict[str, Any]:
-    sys.stdout.write(SCRIPTS[args.file](tree_of(args.whole_parser())))
-    return {}
+    return {"exit_code": tell(SCRIPTS[args.file](tree_of(args.whole_parser())), end="")}
 
 
 def bash_script(tree: Node) -> str:
@@ -246,5 +238,6 @@ COMMANDS = (
         _completion,
         (option("file", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish"),),
         SHELL_COMMANDS["completion"],
+        {"json": False},
     ),
 )

@@ -8,9 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.cli.codes import ConfigurationError
-from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.kms import kms, kms_group, kms_properties
-from ags_fast.cli.options import JSON, Command, add_commands, option
+from ags_fast.cli.options import JSON, Command, option
 from ags_fast.cli.text import as_text, table
 from ags_fast.errors import KeyAccessError
 from ags_fast.keys.kms import load_kms
@@ -22,15 +21,8 @@ if TYPE_CHECKING:
 PROBE_NBYTES = 16
 
 
-def add_config(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``ags-fast config``."""
-    config = groups.add_parser("config", help=GROUPS["config"], allow_abbrev=False)
-    operations = config.add_subparsers(required=True, dest="operation", metavar="OPERATION")
-    add_commands(operations, COMMANDS, text=config_text, file=config_path())
-
-
 def _show(args: argparse.Namespace) -> dict[str, Any]:
-    profile = args.chosen
+    args.file, profile = config_path(), args.chosen
     source = f"profile {profile.name}"
     properties = kms_properties(args, ask=False)
     found: dict[str, Any] = {name: properties[name] for name in sorted(properties)}
@@ -56,7 +48,7 @@ def _show(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check(args: argparse.Namespace) -> dict[str, Any]:
-    properties = kms(args)
+    args.file, properties = config_path(), kms(args)
     key_id = args.wrapping_key_id or args.chosen.wrapping_key_id
     if key_id is None:
         raise ConfigurationError("no master key to try: set wrapping_key_id in the profile, or --wrapping-key-id")
@@ -90,7 +82,11 @@ def config_text(found: dict[str, Any]) -> str:
 
 
 OPTIONS = (kms_group(), option("--wrapping-key-id", metavar="ID", help="the master key in the KMS"), JSON)
-COMMANDS = (
-    Command("show", _show, OPTIONS, "Show what commands would use, and from where. No secret is shown."),
-    Command("check", _check, OPTIONS, "Wrap and unwrap a probe by the KMS and the master key that commands would use."),
+TEXT = config_text
+COMMANDS = tuple(
+    Command(name, run, OPTIONS, text, defaults={"file": ""})
+    for name, run, text in (
+        ("show", _show, "Show what commands would use, and from where. No secret is shown."),
+        ("check", _check, "Wrap and unwrap a probe by the KMS and the master key that commands would use."),
+    )
 )

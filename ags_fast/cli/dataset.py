@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -16,7 +17,19 @@ from ags_fast.cli.commands import DATASET_COMMANDS
 from ags_fast.cli.files import progress
 from ags_fast.cli.job import DATASET, ENGINE, engine, known, result
 from ags_fast.cli.kms import checked, kms, kms_properties
-from ags_fast.cli.options import DRY_RUN, Command, Pairs, add_commands, hours, option, size, switch, values
+from ags_fast.cli.options import (
+    DRY_RUN,
+    NO_FSYNC,
+    NO_PRESERVE,
+    Command,
+    Pairs,
+    hours,
+    option,
+    size,
+    switch,
+    values,
+)
+from ags_fast.cli.terminal import interrupts
 from ags_fast.cli.text import day, fields, flat, when
 from ags_fast.dataset.access import Access, claimed_entries
 from ags_fast.dataset.key_material import KEYTOOLS
@@ -33,11 +46,6 @@ if TYPE_CHECKING:
 SHOWN_FAILURES = 20
 
 
-def add_dataset(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
-    """Add a command on datasets."""
-    add_commands(groups, (command for command in COMMANDS if command.name == name), text=dataset_text)
-
-
 # ---------------------------------------------------------------------------------------------------------- options
 
 VERSION = option("--version", type=int, metavar="N", help="a version's number; default: the newest")
@@ -46,7 +54,6 @@ PATHS = option(
 )
 MAX_FAILURES = option("--max-failures", type=int, metavar="N", help="stop after more than N failed files")
 RESUME = option("--resume", choices=("length", "verify"), help="continue a job that died")
-NO_FSYNC = switch("--no-fsync", "do not wait for the disk", off="fsync")
 OVERWRITE = switch("--overwrite", "replace files that exist")
 WRAPPING_KEY_ID = option("--wrapping-key-id", metavar="ID", help="the master key in the KMS")
 DEK_LENGTH = option(
@@ -103,7 +110,7 @@ DECRYPT = (
         default="error",
         help="if the KMS refuses a Parquet column's master key: fail, or leave the column out; default error",
     ),
-    switch("--no-preserve", "do not restore permission bits and times", off="preserve"),
+    NO_PRESERVE,
 )
 VERIFY = (MAX_FAILURES, PATHS, VERSION)
 REKEY = (
@@ -228,6 +235,7 @@ def _mount(args: argparse.Namespace) -> dict[str, Any]:
         raise lacks("a mount", "fusepy", "mount", error) from None
     except OSError as error:
         raise ConfigurationError(f"{error}: install libfuse 2 (on Debian: apt-get install libfuse2 fuse)") from None
+    interrupts.drop()
     mount(AgsFileSystem(args.file, kms(args), version=args.version, **known(args)), args.folder)
     return {}
 
@@ -238,10 +246,12 @@ class _Output(io.RawIOBase):
     def write(self, data: Any) -> int:
         left = memoryview(data)
         try:
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             while left:  # with PYTHONUNBUFFERED a write may take less than all
                 left = left[sys.stdout.buffer.write(left) :]
             sys.stdout.buffer.flush()
-        except BrokenPipeError as error:
+        except OSError as error:
             raise OutputClosedError from error
         return len(data)
 
@@ -371,6 +381,7 @@ def _row_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
+TEXT = dataset_text
 COMMANDS = (
     Command(
         "encrypt",

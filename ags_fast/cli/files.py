@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     import argparse
 
 
-def kept_mode(path: str) -> int:
-    """The permission bits for an output: its input's within the umask; 0600 if the input is not a regular file."""
+def kept_mode(args: argparse.Namespace, path: str) -> int | None:
+    """The permission bits for an output: its input's within the umask; 0600 if the input is not a regular file.
+
+    None with --no-preserve.
+    """
+    if not args.preserve:
+        return None
     umask = os.umask(0o077)
     os.umask(umask)
     try:
         info = os.stat(path)
-    except OSError:
+    except FileNotFoundError:  # a URL
         return 0o600 & ~umask
     return (info.st_mode & 0o777 if stat.S_ISREG(info.st_mode) else 0o600) & ~umask
 
@@ -32,7 +37,7 @@ def check_plain_output(path: str) -> None:
     """Raise ValueError for a pipe or a device, before it is opened, which may block."""
     try:
         mode = os.stat(path).st_mode
-    except OSError:
+    except FileNotFoundError:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ValueError(f"{path} is not a regular file: it would show plaintext before all of it is checked")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import lacks
 from ags_fast.cli.codes import ConfigurationError
-from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.job import ENGINE, engine, result
 from ags_fast.cli.kms import checked, kms_group, kms_properties
 from ags_fast.cli.options import (
@@ -16,7 +15,6 @@ from ags_fast.cli.options import (
     Command,
     FilledPairs,
     OneOf,
-    add_commands,
     days,
     option,
     positive,
@@ -35,13 +33,6 @@ if TYPE_CHECKING:
 
 SHOWN = 50  # rows, for people
 LOCATIONS = (".metadata.json", ".metadata.json.gz")
-
-
-def add_iceberg(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``ags-fast iceberg``."""
-    iceberg = groups.add_parser("iceberg", help=GROUPS["iceberg"], allow_abbrev=False)
-    operations = iceberg.add_subparsers(required=True, dest="operation", metavar="OPERATION")
-    add_commands(operations, COMMANDS, text=iceberg_text)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
@@ -245,6 +236,7 @@ ENCRYPT = (
     ),
     DRY_RUN,
 )
+TEXT = iceberg_text
 COMMANDS = (
     Command(
         "verify",

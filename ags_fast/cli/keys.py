@@ -13,11 +13,10 @@ from ags_fast import jobs
 from ags_fast.audit.runbook import EVENTS
 from ags_fast.cli import keystore
 from ags_fast.cli.audit import expiry_line, policy_lines, status_lines
-from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.files import progress
 from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, result
 from ags_fast.cli.kms import checked, kms, kms_group, kms_properties
-from ags_fast.cli.options import DRY_RUN, FORCE, Command, add_commands, days, option, positive, switch, values
+from ags_fast.cli.options import DRY_RUN, FORCE, Command, days, option, positive, switch, values
 from ags_fast.cli.runbook import printable_audit
 from ags_fast.cli.text import count
 from ags_fast.fs import NewFile, pwrite_all
@@ -25,14 +24,6 @@ from ags_fast.jobs.rotation import WHATS
 
 SHOWN = 50  # rows of a kind, for people
 NOT_A_PROBLEM = ("InUse", "Grace", "Current")
-
-
-def add_keys(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``ags-fast keys``."""
-    keys = groups.add_parser("keys", help=GROUPS["keys"], allow_abbrev=False)
-    operations = keys.add_subparsers(required=True, dest="operation", metavar="OPERATION")
-    add_commands(operations, keystore.COMMANDS, text=keystore.keystore_text)
-    add_commands(operations, COMMANDS, text=keys_text)
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -239,7 +230,9 @@ def _next_lines(found: dict[str, Any]) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
+TEXT = keys_text
 COMMANDS = (
+    *(one._replace(defaults={**one.defaults, "text": keystore.keystore_text}) for one in keystore.COMMANDS),
     Command(
         "status",
         _status,

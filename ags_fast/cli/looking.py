@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.cli.commands import LOOK_COMMANDS
 from ags_fast.cli.job import DATASET, known, opened
 from ags_fast.cli.kms import kms
-from ags_fast.cli.options import Command, add_commands, option, positive
+from ags_fast.cli.options import Command, option, positive
 from ags_fast.cli.text import count, fields, table, when
 from ags_fast.dataset.dataset import Dataset, DatasetVersion
 from ags_fast.dataset.entries import chosen_files
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 VERSION = option("--version", type=int, metavar="N", help="a version's number; default: the newest")
 PATTERNS = option("patterns", metavar="PATTERN", nargs="*", help="only files that match, such as '2026/*'")
 UNKNOWN = "-"
-
-
-def add_looking(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
-    """Add a command that looks at a dataset."""
-    add_commands(groups, (command for command in COMMANDS if command.name == name), text=looking_text)
 
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -203,6 +198,7 @@ TEXTS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
+TEXT = looking_text
 COMMANDS = (
     Command(
         "ls",

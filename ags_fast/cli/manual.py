@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast._version import __version__
 from ags_fast.cli.commands import SHELL_COMMANDS
-from ags_fast.cli.options import JSON, Command, add_commands, option
+from ags_fast.cli.options import JSON, Command, option
 from ags_fast.cli.text import count
 from ags_fast.cli.tree import Argument, Node, tree_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 PROGRAM = "ags-fast"
 CODES = {
@@ -23,9 +23,9 @@ CODES = {
     "2": "Usage.",
     "3": "Integrity or format.",
     "4": "No access to the key.",
-    "5": "Not found, no permission, or an expired version.",
+    "5": "Not found, no permission, an expired version, or standard output takes nothing.",
     "6": "Configuration, or a missing module.",
-    "130": "Interrupted.",
+    "129, 130, 143": "Interrupted by SIGHUP, Ctrl-C or SIGTERM.",
 }
 ENVIRONMENT = {
     "AGS_FAST_CONFIG": "The path of the configuration.",
@@ -36,13 +36,6 @@ CONFIG = {
     "$XDG_CONFIG_HOME/ags_fast/config.toml, ~/.config/ags_fast/config.toml": "Profiles of KMS properties and of "
     "defaults. `ags-fast config show` prints what commands use."
 }
-
-
-def add_man(
-    groups: argparse._SubParsersAction[argparse.ArgumentParser], whole_parser: Callable[[], argparse.ArgumentParser]
-) -> None:
-    """Add ``ags-fast man``. whole_parser: returns a parser that has the arguments of all commands."""
-    add_commands(groups, COMMANDS, text=_text, whole_parser=whole_parser)
 
 
 def _man(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,6 +117,7 @@ def _sentence(text: str, choices: tuple[str, ...] = ()) -> str:
     return text if not text or text.endswith((".", ":", "?")) else f"{text}."
 
 
+TEXT = _text
 COMMANDS = (
     Command(
         "man",

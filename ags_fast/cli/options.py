@@ -68,7 +68,8 @@ def add_commands(parsers: Any, commands: Iterable[Command], **defaults: Any) -> 
     """Add `commands` to what `add_subparsers` returned."""
     for command in commands:
         parser = parsers.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
-        parser.set_defaults(run=command.run, operation=command.name, usage=parser.error, **defaults, **command.defaults)
+        parser.set_defaults(run=command.run, operation=command.name, usage=parser.error)
+        parser.set_defaults(**{**defaults, **command.defaults})
         _add(parser, (PROFILE, HOW_MUCH, *command.options))
         parser.set_defaults(parser=parser, options={one.name: one for one in _flat((*command.options, HOW_MUCH))})
 
@@ -223,7 +224,13 @@ HOW_MUCH = OneOf(
 DRY_RUN = switch("--dry-run", "show what would be done, and change nothing")
 THREADS = option("--threads", type=positive, metavar="N", help="number of threads; default: the usable CPUs")
 FORCE = switch("--force", "replace the output if it exists")
-FSYNC = switch("--fsync", "return only when the output is on the disk")
+NO_FSYNC = switch("--no-fsync", "do not wait for the disk", off="fsync")
+NO_PRESERVE = switch("--no-preserve", "do not restore permission bits and times", off="preserve")
+NEW_FILE = (
+    FORCE,
+    switch("--fsync", "return only when the output is on the disk"),
+    NO_PRESERVE.but(help="do not give the output the permission bits of FILE"),
+)
 KEY_FORMAT = option(
     "--key-format",
     choices=("auto", "raw", "hex", "base64"),

@@ -7,20 +7,17 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ags_fast import parquet
-from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.files import Progress, aad_prefix, check_plain_output, kept_mode, read_key
 from ags_fast.cli.options import (
-    FORCE,
-    FSYNC,
     JSON,
     KEY_FORMAT,
+    NEW_FILE,
     THREADS,
     Command,
     FilledPairs,
     Group,
     OneOf,
     aad_prefix_options,
-    add_commands,
     option,
     switch,
     values,
@@ -36,13 +33,6 @@ if TYPE_CHECKING:
     from ags_fast.parquet import Report
 
 MARK = ".enc"  # in the name of an encrypted file, before its suffix
-
-
-def add_parquet(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``ags-fast parquet``."""
-    group = groups.add_parser("parquet", help=GROUPS["parquet"], allow_abbrev=False)
-    operations = group.add_subparsers(required=True, dest="operation", metavar="OPERATION")
-    add_commands(operations, COMMANDS, text=parquet_text)
 
 
 # ---------------------------------------------------------------------------------------------------------------- keys
@@ -232,7 +222,7 @@ def _new_file(args: argparse.Namespace, output: str, *, private: bool = False) -
         if private:
             check_plain_output(path)
         source = local_path(args.file)
-        mode = kept_mode(args.file if source is None else source) if private or not os.path.exists(path) else None
+        mode = kept_mode(args, args.file if source is None else source) if private or not os.path.exists(path) else None
         return NewFile(path, exclusive=not args.force, private=private, fsync=args.fsync, mode=mode)
     store, name = file_at(output)
     return store.begin(name, exclusive=not args.force, private=private, fsync=args.fsync)
@@ -382,6 +372,7 @@ def _shown(value: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
+TEXT = parquet_text
 COMMANDS = (
     Command(
         "encrypt",
@@ -391,8 +382,7 @@ COMMANDS = (
             _keys_group(stored=True),
             *ENCRYPT,
             OUTPUT.but(help=f"{OUTPUT_HELP}; default: NAME{MARK}.parquet for NAME.parquet"),
-            FORCE,
-            FSYNC,
+            *NEW_FILE,
         ),
         "Encrypt FILE without decoding values.",
     ),
@@ -404,8 +394,7 @@ COMMANDS = (
             _keys_group(optional=True),
             *DECRYPT,
             OUTPUT.but(help=f"{OUTPUT_HELP}; default: NAME.parquet for NAME{MARK}.parquet"),
-            FORCE,
-            FSYNC,
+            *NEW_FILE,
         ),
         "Decrypt FILE. The output appears when every tag has passed.",
     ),
@@ -420,8 +409,7 @@ COMMANDS = (
             *REENCRYPT,
             OneOf(FOOTER),
             OUTPUT.but(help=OUTPUT_HELP, required=True),
-            FORCE,
-            FSYNC,
+            *NEW_FILE,
         ),
         "Give FILE new keys. Plaintext is never written.",
     ),

@@ -9,11 +9,12 @@ import os
 import sys
 import traceback
 import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ags_fast.cli.codes import (
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
+    EXIT_SIGNAL,
     EXIT_USAGE,
     ConfigurationError,
     OutputClosedError,
@@ -21,9 +22,9 @@ from ags_fast.cli.codes import (
     code_of_all,
     code_of_rows,
 )
-from ags_fast.cli.commands import DATASET_COMMANDS, GROUPS, LOOK_COMMANDS, SHELL_COMMANDS, SILENT, TAKE_COMMANDS
-from ags_fast.cli.options import set_defaults
-from ags_fast.cli.terminal import complain, escaped, interrupts, leave, printable, show_warning, warn
+from ags_fast.cli.commands import GROUPS, MODULES, SILENT, TEXTS
+from ags_fast.cli.options import add_commands, set_defaults
+from ags_fast.cli.terminal import complain, escaped, interrupts, leave, lost, printable, show_warning, tell, warn
 from ags_fast.cli.wording import message_of, named, say_rows
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.profiles import NO_PROFILE, PROFILE_ENV, Profile, UnknownProfileError, config_path, profile
@@ -33,21 +34,28 @@ if TYPE_CHECKING:
 
 
 def command() -> int:
-    """Run ``sys.argv`` in a process of its own: Ctrl-C and unencodable text are handled here. Returns the exit code."""
+    """Run ``sys.argv`` in a process of its own: handles signals and unencodable text. Returns the exit code."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # a file with its number would get what Python and libraries print
+            os.open(os.devnull, os.O_RDWR)
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     interrupts.install()
     warnings.showwarning = show_warning
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader closed standard output, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+        return main()
     except KeyboardInterrupt:
-        leave()
-    return code
+        leave(interrupts.number)
+        raise
+    finally:
+        try:
+            print(end="", flush=True)
+        except OSError:  # `tell` has said so; Python would again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,8 +91,8 @@ def _run_all(args: argparse.Namespace) -> int:
     for file in getattr(args, "files", None) or [args.file]:
         args.file = file
         codes.append(_run(args))
-        if codes[-1] == EXIT_INTERRUPTED:
-            return EXIT_INTERRUPTED
+        if codes[-1] > EXIT_SIGNAL:
+            return codes[-1]
     return code_of_all(codes)
 
 
@@ -128,7 +136,7 @@ def _run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return _report_interruption(args)
     except OutputClosedError as error:
-        raise BrokenPipeError from error
+        return lost(error.__cause__)
     except (AgsError, OSError, ValueError, ImportError, ConfigurationError) as error:
         stopped = getattr(error, "result", None)  # of a JobError
         failed = code_of_rows(row.error_class for row in stopped.failed) if stopped is not None else 0
@@ -142,10 +150,13 @@ def _run(args: argparse.Namespace) -> int:
         return _report_error(args, EXIT_FAILED, f"unexpected {type(error).__name__}", error)
     say_rows(result, args)
     code: int = result.get("exit_code", 0)
-    silent = args.quiet and not (args.json or code or getattr(args, "dry_run", False)) and args.operation in SILENT
-    if result and not silent:
-        print(json.dumps(result) if args.json else args.text(escaped(result)))
-    return code
+    quiet = args.quiet or sys.stdout is None  # as daemons have it
+    silent = quiet and not (args.json or code or getattr(args, "dry_run", False)) and args.operation in SILENT
+    if silent and not args.quiet:
+        warn("standard output is closed, so that it does not show the result")
+    if silent or result.keys() <= {"exit_code"}:
+        return code
+    return tell(json.dumps(result) if args.json else args.text(escaped(result)), code)
 
 
 def _report_interruption(args: argparse.Namespace) -> int:
@@ -153,7 +164,7 @@ def _report_interruption(args: argparse.Namespace) -> int:
     if hasattr(args, "resume"):
         how = "--resume length" if args.operation != "rotate" else "--resume"
         text += f". What is finished stays: the same command with {how} goes on"
-    return _report_error(args, EXIT_INTERRUPTED, text, KeyboardInterrupt())
+    return _report_error(args, EXIT_SIGNAL + interrupts.number, text, KeyboardInterrupt())
 
 
 def _place(error: Exception) -> dict[str, Any]:
@@ -169,7 +180,7 @@ def _place(error: Exception) -> dict[str, Any]:
 def _report_error(args: argparse.Namespace, code: int, text: str, error: BaseException, **more: Any) -> int:
     if args.json:
         told = {"operation": args.operation, "input": args.file, "error_class": type(error).__name__, "error": text}
-        print(json.dumps(told | more))
+        tell(json.dumps(told | more), code)
     complain(named(text, error, args))
     return code
 
@@ -194,7 +205,7 @@ def _with_commands(wanted: Callable[[str], bool]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="package, libcrypto and CPU features in use")
     groups = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, text in (GROUPS | DATASET_COMMANDS | TAKE_COMMANDS | LOOK_COMMANDS | SHELL_COMMANDS).items():
+    for name, text in TEXTS.items():
         if wanted(name):
             _add(groups, name)
         else:
@@ -203,46 +214,13 @@ def _with_commands(wanted: Callable[[str], bool]) -> argparse.ArgumentParser:
 
 
 def _add(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
-    if name == "config":
-        from ags_fast.cli.config import add_config
-
-        add_config(groups)
-    elif name == "stream":
-        from ags_fast.cli.stream import add_stream
-
-        add_stream(groups)
-    elif name == "keys":
-        from ags_fast.cli.keys import add_keys
-
-        add_keys(groups)
-    elif name == "iceberg":
-        from ags_fast.cli.iceberg import add_iceberg
-
-        add_iceberg(groups)
-    elif name == "parquet":
-        from ags_fast.cli.parquet import add_parquet
-
-        add_parquet(groups)
-    elif name == "completion":
-        from ags_fast.cli.completion import add_completion
-
-        add_completion(groups, whole_parser)
-    elif name in TAKE_COMMANDS:
-        from ags_fast.cli.taking import add_taking
-
-        add_taking(groups, name)
-    elif name == "man":
-        from ags_fast.cli.manual import add_man
-
-        add_man(groups, whole_parser)
-    elif name in LOOK_COMMANDS:
-        from ags_fast.cli.looking import add_looking
-
-        add_looking(groups, name)
-    else:
-        from ags_fast.cli.dataset import add_dataset
-
-        add_dataset(groups, name)
+    """Add a command or a group of commands, from the module that `MODULES` names."""
+    module = import_module(f"ags_fast.cli.{MODULES[name]}")
+    commands = [one for one in module.COMMANDS if name in GROUPS or one.name == name]
+    if name in GROUPS:
+        group = groups.add_parser(name, help=GROUPS[name], allow_abbrev=False)
+        groups = group.add_subparsers(required=True, dest="operation", metavar="OPERATION")
+    add_commands(groups, commands, text=getattr(module, "TEXT", None), whole_parser=whole_parser)
 
 
 class _SafeParser(argparse.ArgumentParser):
@@ -257,13 +235,19 @@ class _SafeParser(argparse.ArgumentParser):
         text = printable(message)  # it may quote a name that a shell has filled in
         if self.as_json:
             operation = self.prog.rpartition(" ")[2]
-            print(json.dumps({"operation": operation, "input": None, "error_class": "UsageError", "error": text}))
+            told = {"operation": operation, "input": None, "error_class": "UsageError", "error": text}
+            tell(json.dumps(told), EXIT_USAGE)
         self.exit(EXIT_USAGE, f"{self.prog}: error: {text}. See {self.prog} --help\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stderr:
+            super()._print_message(message, file)
+        elif code := tell(message, end=""):
+            self.exit(code)
 
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from ags_fast.cli.version import version_text
 
-        print(version_text())
-        parser.exit()
+        parser.exit(tell(version_text()))

@@ -8,38 +8,28 @@ from typing import TYPE_CHECKING, Any
 import ags_fast
 from ags_fast import _core
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, HEADER_NBYTES, check_block_size, decode_header, plaintext_length
-from ags_fast.cli.commands import GROUPS
 from ags_fast.cli.files import Progress, aad_prefix, check_plain_output, kept_mode, read_key
 from ags_fast.cli.options import (
-    FORCE,
-    FSYNC,
     JSON,
     KEY_FORMAT,
+    NEW_FILE,
     THREADS,
     Command,
     OneOf,
     aad_prefix_options,
-    add_commands,
     option,
     size,
     switch,
 )
 from ags_fast.cli.text import as_text
 from ags_fast.errors import FormatError, IntegrityError
-from ags_fast.fs import NewFile, open_regular, pwrite_all
+from ags_fast.fs import NewFile, open_regular
 
 if TYPE_CHECKING:
     import argparse
 
 SUFFIX = ".ags"
 CHUNK_NBYTES = 8 << 20  # of plaintext at a time, or one block if that is larger
-
-
-def add_stream(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``ags-fast stream``."""
-    stream = groups.add_parser("stream", help=GROUPS["stream"], allow_abbrev=False)
-    operations = stream.add_subparsers(required=True, dest="operation", metavar="OPERATION")
-    add_commands(operations, COMMANDS, text=as_text)
 
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -62,7 +52,7 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
         open(args.file, "rb", buffering=0) as source,
         Progress(args, os.fstat(source.fileno()).st_size) as progress,
         ags_fast.AgsWriter(
-            NewFile(output, exclusive=not args.force, fsync=args.fsync, mode=kept_mode(args.file)),
+            NewFile(output, exclusive=not args.force, fsync=args.fsync, mode=kept_mode(args, args.file)),
             key,
             aad_prefix=aad_prefix(args),
             block_size=args.block_size,
@@ -102,18 +92,12 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"its name does not end in {SUFFIX}: name the output with -o")
     with _open(args) as reader, Progress(args, reader.length) as progress:
         check_plain_output(output)
-        mode = kept_mode(args.file)
-        new = NewFile(output, exclusive=not args.force, private=True, fsync=args.fsync, mode=mode)
-        try:
+        mode = kept_mode(args, args.file)
+        with NewFile(output, exclusive=not args.force, private=True, fsync=args.fsync, mode=mode) as new:
             chunk = _chunk(reader.block_size)
-            offset = 0
             while got := reader.readinto(chunk):
-                pwrite_all(new.descriptor, chunk[:got], offset)
-                offset += got
-                progress.update(got)
+                progress.update(new.write(chunk[:got]))
             new.publish()
-        finally:
-            new.discard()
     return {
         "operation": args.operation,
         "input": args.file,
@@ -196,6 +180,7 @@ READING = (
     ),
 )
 OUTPUT = option("-o", "--output", metavar="PATH")
+TEXT = as_text
 COMMANDS = (
     Command(
         "encrypt",
@@ -210,8 +195,7 @@ COMMANDS = (
                 help="default 1M; Iceberg Java reads no other",
             ),
             OUTPUT.but(help=f"default: FILE{SUFFIX}"),
-            FORCE,
-            FSYNC,
+            *NEW_FILE,
         ),
         "Encrypt FILE, which may be a pipe. Store the printed length where the key is stored. The output gets the "
         "permission bits of FILE, as far as the umask allows.",
@@ -219,7 +203,7 @@ COMMANDS = (
     Command(
         "decrypt",
         _decrypt,
-        (*READING, OUTPUT.but(help=f"default: FILE without {SUFFIX}"), FORCE, FSYNC),
+        (*READING, OUTPUT.but(help=f"default: FILE without {SUFFIX}"), *NEW_FILE),
         "Decrypt FILE. The output appears when all of it is authenticated, with the permission bits of FILE as far as "
         "the umask allows; until then it has mode 0600.",
     ),

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 from ags_fast.cli.commands import TAKE_COMMANDS
 from ags_fast.cli.job import DATASET, known
 from ags_fast.cli.kms import kms
-from ags_fast.cli.options import FORCE, Command, add_commands, option
+from ags_fast.cli.options import FORCE, NO_FSYNC, NO_PRESERVE, Command, option
 from ags_fast.cli.text import fields
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.dataset.names import FORMATS
-from ags_fast.fs import NewFile, pwrite_all
+from ags_fast.fs import NewFile
 
 if TYPE_CHECKING:
     import argparse
@@ -33,11 +33,6 @@ class _Place(NamedTuple):
 
     dataset: str | None
     path: str
-
-
-def add_taking(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
-    """Add a command that copies files."""
-    add_commands(groups, (command for command in COMMANDS if command.name == name), text=taking_text)
 
 
 def _place(text: str) -> _Place:
@@ -72,20 +67,6 @@ def _pairs(sources: Sequence[str], target: str, into: bool) -> list[tuple[str, s
     return list(zip(sources, targets, strict=True))
 
 
-class _Output:
-    """What `Dataset.copy_file` writes to."""
-
-    def __init__(self, new: NewFile) -> None:
-        self._new = new
-        self._nbytes = 0
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        pwrite_all(self._new.descriptor, view, self._nbytes)
-        self._nbytes += view.nbytes
-        return view.nbytes
-
-
 def _out(args: argparse.Namespace, dataset: Dataset, sources: Sequence[str], target: str) -> list[dict[str, Any]]:
     """Decrypt files, which appear when all of them are complete."""
     into = os.path.isdir(target)
@@ -98,10 +79,9 @@ def _out(args: argparse.Namespace, dataset: Dataset, sources: Sequence[str], tar
             file = dataset.find(path)
             if file is None:
                 raise FileNotFoundError(f"{args.file} has no file {path!r}: `ags-fast ls` lists the files")
-            new = stack.enter_context(
-                NewFile(name, exclusive=not args.force, private=True, mode=file.mode, mtime_ns=file.mtime_ns)
-            )
-            dataset.copy_file(path, cast("BinaryIO", _Output(new)))
+            kept = {"mode": file.mode, "mtime_ns": file.mtime_ns} if args.preserve else {}
+            new = stack.enter_context(NewFile(name, exclusive=not args.force, private=True, fsync=args.fsync, **kept))
+            dataset.copy_file(path, cast("BinaryIO", new))
             made.append(new)
             copied.append({"src": path, "dst": name, "plain_bytes": file.plain_length})
         for new in made:
@@ -113,7 +93,7 @@ def _in(args: argparse.Namespace, dataset: Dataset, sources: Sequence[str], targ
     """Encrypt files, and commit one version that has all of them."""
     into = len(sources) > 1 or target == "" or target.endswith("/")
     copied = []
-    with dataset.transaction() as new:
+    with dataset.transaction(fsync=args.fsync) as new:
         for source, path in _pairs(sources, target, into):
             if os.path.isdir(source):
                 raise IsADirectoryError(errno.EISDIR, "`ags-fast encrypt` takes folders, and cp takes files", source)
@@ -131,6 +111,7 @@ def taking_text(found: dict[str, Any]) -> str:
     return "\n".join(lines + fields({name: found[name] for name in ("version", "pin")}))
 
 
+TEXT = taking_text
 COMMANDS = (
     Command(
         "cp",
@@ -142,6 +123,8 @@ COMMANDS = (
             option("--version", type=int, metavar="N", help="out of this version; default: the newest"),
             option("--format", choices=FORMATS, default="ags1", help="into: parquet, for Parquet files; default ags1"),
             FORCE.but(help="replace files that exist"),
+            NO_FSYNC,
+            NO_PRESERVE.but(help="out: do not restore permission bits and times"),
         ),
         TAKE_COMMANDS["cp"],
         defaults={"file": ""},

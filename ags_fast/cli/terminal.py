@@ -1,24 +1,29 @@
-"""The terminal: text without control characters, one line for an error, one line for Ctrl-C."""
+"""The terminal: text without control characters, one line for an error, one line for Ctrl-C, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._text import printable
+from ags_fast.cli.codes import EXIT_FAILED, EXIT_NOT_FOUND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Interrupts", "complain", "escaped", "interrupts", "leave", "printable", "show_warning", "warn"]
+__all__ = [
+    *("Interrupts", "complain", "escaped", "interrupts", "leave", "lost", "printable", "show_warning", "tell", "warn")
+]
 
-AGAIN_SECONDS = 1.0  # a second signal within this time is not meant: some senders send two at once
+AGAIN_SECONDS = 0.2  # a second signal within this time is not meant: some senders send two at once
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def escaped(value: Any) -> Any:
@@ -33,8 +38,28 @@ def escaped(value: Any) -> Any:
 
 
 def complain(text: str) -> None:
-    """Print a line to standard error."""
-    print(f"ags-fast: {printable(text)}", file=sys.stderr)
+    """Print a line to standard error, if anybody reads it: a terminal that hangs up does not."""
+    with suppress(OSError, ValueError):
+        print(f"ags-fast: {printable(text)}", file=sys.stderr)
+
+
+def tell(text: str, code: int = 0, end: str = "\n") -> int:
+    """Print to standard output at once. Returns the exit code: `code`, or if that is 0 and the text is lost, why."""
+    try:
+        if sys.stdout is None:  # it was closed when Python began
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        print(text, end=end, flush=True)
+    except OSError as error:
+        return code or lost(error)
+    return code
+
+
+def lost(error: BaseException | None) -> int:
+    """Say why standard output takes nothing, unless its reader has seen enough, as `head`. Returns the exit code."""
+    if isinstance(error, BrokenPipeError):
+        return EXIT_FAILED
+    complain(f"what the command shows is lost, because standard output takes nothing: {getattr(error, 'strerror', '')}")
+    return EXIT_NOT_FOUND
 
 
 def warn(text: str) -> None:
@@ -42,12 +67,14 @@ def warn(text: str) -> None:
     complain(f"warning: {text}")
 
 
-def leave(*_: object, write: Any = os.write, end: Any = os._exit, line: bytes = b"ags-fast: interrupted\n") -> None:
-    """End the process on Ctrl-C without cleaning up. Uses no globals: they may be gone while the interpreter exits."""
+def leave(
+    number: int, *_: object, write: Any = os.write, end: Any = os._exit, line: bytes = b"ags-fast: interrupted\n"
+) -> None:
+    """End the process on a signal without cleaning up. Uses no globals: they may be gone while Python exits."""
     try:
         write(2, line)
     finally:
-        end(130)
+        end(128 + number)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -62,29 +89,32 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """What Ctrl-C does to a command: it raises KeyboardInterrupt while the command works, and ends it at other times.
+    """What Ctrl-C, SIGTERM and SIGHUP do to a command: they raise KeyboardInterrupt while it works, and else end it.
 
-    A second Ctrl-C ends the command at once, and may leave files behind.
+    A second signal ends the command at once, and may leave files behind. What nohup has ignored stays ignored.
     """
 
     def __init__(self) -> None:
         self.installed = False
+        self.number: int = signal.SIGINT  # the signal that came
+        self._taken: list[int] = []
         self._since: float | None = None
         self._inside = False
         self._before = sys.unraisablehook
 
     def install(self) -> None:
-        """Handle Ctrl-C in this process, which runs nothing but the command."""
-        signal.signal(signal.SIGINT, leave)
+        """Handle the signals in this process, which runs nothing but the command."""
+        self._taken = [one for one in SIGNALS if one == signal.SIGINT or signal.getsignal(one) != signal.SIG_IGN]
+        self._handle(leave)
         if not self.installed:
             self.installed = True
-            # Python's end would give the signal its default back, and the command would die of it with its work done.
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+            # Python's end would give signals their defaults back, and the command would die of one with its work done.
+            atexit.register(self._handle, signal.SIG_IGN)
             self._before, sys.unraisablehook = sys.unraisablehook, self._unraisable
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise KeyboardInterrupt on Ctrl-C inside the ``with`` block, if `install` was called."""
+        """Raise KeyboardInterrupt on a signal inside the ``with`` block, if `install` was called."""
         if not self.installed:
             yield
             return
@@ -94,31 +124,39 @@ class Interrupts:
             yield
         finally:
             self._inside = False
-            signal.signal(signal.SIGINT, leave)
+            self._handle(leave)
 
     def take(self) -> None:
-        """Take the signal back from a library that took it."""
+        """Take the signals back from a library that took them."""
         if self.installed:
-            signal.signal(signal.SIGINT, self._raise)
+            self._handle(self._raise)
+
+    def drop(self) -> None:
+        """Leave the signals to a library that handles those that nobody else does."""
+        self._handle(signal.SIG_DFL)
+
+    def _handle(self, how: Any) -> None:
+        for number in self._taken:
+            signal.signal(number, how)
 
     def caused(self, error: BaseException) -> bool:
-        """Whether an error was raised from Ctrl-C. Python 3.11, for one, makes a RuntimeError of it in __set_name__."""
+        """Whether an error was raised from a signal. Python 3.11, for one, makes RuntimeErrors in __set_name__."""
         cause = error.__cause__
         return cause is not None and (isinstance(cause, Interrupted) or self.caused(cause))
 
-    def _raise(self, *_: object) -> None:
+    def _raise(self, number: int, *_: object) -> None:
         if self._since is None:
-            self._since = time.monotonic()
+            self._since, self.number = time.monotonic(), number
             raise Interrupted(self._again)
         if time.monotonic() - self._since > AGAIN_SECONDS:
-            leave()
+            leave(number)
 
     def _again(self) -> None:
         """Interrupt again if nobody handled the exception: destructors and some libraries drop exceptions."""
         if self._inside:
             self._since = None
             main = threading.main_thread().ident or 0
-            again = threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT))
+            again = threading.Timer(0.01, signal.pthread_kill, (main, self.number))
             again.daemon = True
             again.start()
 

@@ -55,7 +55,7 @@ def table(
 ) -> list[str]:
     """Aligned columns, numbers to the right. fit: cut the widest cells of text in the middle on a narrow terminal."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    if fit and sys.stdout.isatty():
+    if fit and sys.stdout is not None and sys.stdout.isatty():
         _shrink(widths, numbers, shutil.get_terminal_size().columns - 2 * (len(widths) - 1))
 
     def line(cells: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 `Store` is the folder, `NewFile` and `NewObject` are files in the making.
 """
 
-from ags_fast.fs.base import NO_LOCK_SECONDS, Entry, Store, without_password
+from ags_fast.fs.base import NO_LOCK_SECONDS, TIMES_NS, Entry, Store, without_password
 from ags_fast.fs.below import NotAFileError, open_regular
 from ags_fast.fs.choose import file_at
 from ags_fast.fs.local import LocalFile
@@ -13,6 +13,7 @@ from ags_fast.fs.paths import SUFFIX, folder_of, local_path
 __all__ = [
     "NO_LOCK_SECONDS",
     "SUFFIX",
+    "TIMES_NS",
     "Entry",
     "LocalFile",
     "NewFile",

@@ -167,11 +167,8 @@ class _NoBlocksError(OSError):
     """Blocks that were sent are not there."""
 
 
-CONDITIONS = (
-    "BlobAlreadyExists",
-    "ConditionNotMet",
-    "TargetConditionNotMet",
-)  # what Azure calls one that does not hold
+# What Azure calls a condition that does not hold.
+CONDITIONS = ("BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet")
 OTHERS: Mapping[str, type[OSError]] = {"InvalidBlockList": _NoBlocksError, "InvalidRange": _NoSuchRangeError}
 
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from ags_fast._types import Buffer
     from ags_fast.fs.new import NewFile, NewObject
 
-__all__ = ["NO_LOCK_SECONDS", "Entry", "NewOptions", "ReadOnce", "Store", "without_password"]
+__all__ = ["NO_LOCK_SECONDS", "TIMES_NS", "Entry", "ReadOnce", "Store", "without_password"]
 
 LISTED = 1000  # from this number of names on, a listing shows which of them exist
+TIMES_NS = -(1 << 63), (1 << 63) - 1  # the first and last time that 64 bits have, in 1677 and in 2262
 NO_LOCK_SECONDS = 86_400.0  # without locks, a file that was not written to for this long has no writer
 
 
@@ -48,7 +49,7 @@ class Entry:
 
     @property
     def mtime_ns(self) -> int | None:
-        """`modified` in nanoseconds, as exactly as the storage has it; None if it is unknown or does not fit 64 bits.
+        """`modified` in nanoseconds, as exactly as the storage has it, or the nearest of TIMES_NS; None if unknown.
 
         The time is unknown if `modified` is 0 and the file is not local.
         """
@@ -58,7 +59,7 @@ class Entry:
             time_ns = round(self.modified * 1000) * 1_000_000
         else:
             return None
-        return time_ns if -(1 << 63) <= time_ns < 1 << 63 else None
+        return min(max(time_ns, TIMES_NS[0]), TIMES_NS[1])
 
     def __repr__(self) -> str:
         return f"Entry(path={self.path!r}, size={self.size}, stamp={self.stamp!r}, modified={self.modified!r})"
@@ -108,22 +109,6 @@ class ReadOnce:
     def _read_into(self, view: memoryview) -> int:
         """Read some of the bytes that are left; 0 at the end."""
         raise NotImplementedError
-
-
-class NewOptions:
-    """How a new file is made: the arguments of `NewFile`."""
-
-    __slots__ = ("exclusive", "fsync", "mode", "mtime_ns", "private", "tag")
-
-    def __init__(
-        self, tag: str, exclusive: bool, private: bool, fsync: bool, mode: int | None, mtime_ns: int | None
-    ) -> None:
-        self.tag = tag
-        self.exclusive = exclusive
-        self.private = private
-        self.fsync = fsync
-        self.mode = mode
-        self.mtime_ns = mtime_ns
 
 
 class Store:
@@ -213,12 +198,7 @@ class Store:
         """Raise PolicyError if `new` would refuse every file. Call this before any work. Makes the folder."""
 
     def sweep(
-        self,
-        tag: str | None = None,
-        older_than: float | None = None,
-        *,
-        paths: Collection[str] = (),
-        below: str = "",
+        self, tag: str | None = None, older_than: float | None = None, *, paths: Collection[str] = (), below: str = ""
     ) -> builtins.list[str]:
         """Remove temporary files and unfinished uploads of dead writers.
 
@@ -239,10 +219,6 @@ class Store:
         """
         unlocked = older_than if older_than is not None else NO_LOCK_SECONDS if tag is None else 0.0
         return self._sweep(None if tag is None else check_tag(tag), older_than or 0.0, unlocked, paths, below)
-
-    def remove_folder(self, path: str) -> None:
-        """Remove a folder that is empty. An object store has no folders."""
-        self._remove_folder(check_path(path.rstrip("/")))
 
     def remove_empty_folders(self, path: str) -> None:
         """Remove the empty folders in this folder. An object store has no folders."""
@@ -329,7 +305,8 @@ class Store:
             PolicyError: The store can neither rename files nor discard an upload, so a part of the file might show.
             NotAFileError: A pipe, a device, a socket or a folder is there.
         """
-        return self._begin(check_path(path), NewOptions(check_tag(tag), exclusive, private, fsync, mode, mtime_ns))
+        local = {"private": private, "fsync": fsync, "mode": mode, "mtime_ns": mtime_ns}
+        return self._begin(check_path(path), exclusive, check_tag(tag), **local)
 
     def write_if_new(
         self, path: str, data: bytes, *, fsync: bool = False, mode: int | None = None, mtime_ns: int | None = None
@@ -403,7 +380,7 @@ class Store:
     def _create_exclusive(self, path: str, data: bytes) -> None:
         raise NotImplementedError
 
-    def _begin(self, path: str, options: NewOptions) -> NewFile | NewObject:
+    def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> NewFile | NewObject:
         raise NotImplementedError
 
     def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
@@ -418,9 +395,6 @@ class Store:
     def _delete(self, path: str, read: Entry | None) -> None:
         """If `read` is given, remove only the file that was read as this entry."""
         raise NotImplementedError
-
-    def _remove_folder(self, path: str) -> None:
-        pass
 
     def _remove_empty_folders(self, path: str) -> None:
         pass

@@ -15,6 +15,7 @@ import sys
 
 from ags_fast._core import Descriptor, open_below
 from ags_fast.errors import PolicyError
+from ags_fast.fs.lacking import CALLS, may_lack
 
 __all__ = [
     "A_FOLDER",
@@ -213,12 +214,12 @@ def lstat(path: str, folder: int | None = None) -> os.stat_result | None:
 def lock(fd: int) -> bool | None:
     """Lock a file until it is closed. False: another process holds the lock. None: this file system has no locks."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with may_lack("flock"):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
     except BlockingIOError:
         return False
-    except OSError:
-        return None
-    return True
+    return None
 
 
 def rename_new(old: str, new: str, folder: int) -> None:
@@ -233,14 +234,13 @@ def rename_new(old: str, new: str, folder: int) -> None:
     rename, flag = (getattr(libc, "renameat2", None), 1) if sys.platform == "linux" else (libc.renameatx_np, 4)
     if rename is not None and not rename(folder, os.fsencode(old), folder, os.fsencode(new), flag):
         return
-    if rename is not None and ctypes.get_errno() == errno.EEXIST:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
+    if rename is not None and (code := ctypes.get_errno()) not in CALLS["renameat2"][0]:
+        raise OSError(code, os.strerror(code), new)
     raise PolicyError(f"{new!r} cannot be created only if absent: this file system has no hard links and no renameat2")
 
 
 def fsync_folder(fd: int) -> None:
-    """Sync a folder to the disk, and close it."""
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Sync a folder to the disk, where the file system can, and close it."""
+    folder = OpenFolder(fd)
+    with may_lack("fsync of a folder"):
+        os.fsync(folder.fd)

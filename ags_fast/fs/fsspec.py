@@ -6,7 +6,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.fs.base import NewOptions
 from ags_fast.fs.new import NewObject
 from ags_fast.fs.paths import temporary_name, temporary_tag
 from ags_fast.fs.remote import RemoteStore, entry_of, file_exists, path_of
@@ -39,10 +38,10 @@ class MemoryStore(RemoteStore):
                 raise file_exists(self.full_path(path))
             fs.pipe_file(self.at(path), data)
 
-    def _begin(self, path: str, options: NewOptions) -> NewObject:
-        if options.exclusive and self.stat(path) is not None:
+    def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> NewObject:
+        if exclusive and self.stat(path) is not None:
             raise file_exists(self.full_path(path))
-        return _Buffered(self, path, options.exclusive)
+        return _Buffered(self, path, exclusive)
 
 
 class _Buffered(NewObject):
@@ -74,15 +73,15 @@ class OtherStore(RemoteStore):
         if not _renames(self.connect()[0]):
             self.begin("_ags/writable").discard()
 
-    def _begin(self, path: str, options: NewOptions) -> NewObject:
-        if options.exclusive:
+    def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> NewObject:
+        if exclusive:
             raise self.refusal("create a file only if it does not exist")
         fs, _ = self.connect()
         try:
             if _renames(fs):
                 folder, _, name = self.at(path).rpartition("/")
                 fs.makedirs(folder, exist_ok=True)
-                return _Renamed(fs, f"{folder}/{temporary_name(name, options.tag)}", self.at(path))
+                return _Renamed(fs, f"{folder}/{temporary_name(name, tag)}", self.at(path))
             return _Discardable(fs, self.at(path), self)
         except NotImplementedError:
             raise self.refusal("write files") from None

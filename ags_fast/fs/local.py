@@ -13,8 +13,9 @@ from functools import cache
 
 from ags_fast._core import Descriptor, open_file, read_whole, write_whole
 from ags_fast.errors import FormatError, PolicyError
-from ags_fast.fs.base import Entry, NewOptions, ReadOnce, Store
-from ags_fast.fs.below import A_PATH, LISTED, Root, fsync_folder, lock, lstat, not_a_file, regular
+from ags_fast.fs.base import Entry, ReadOnce, Store
+from ags_fast.fs.below import A_PATH, LISTED, OpenFolder, Root, fsync_folder, lock, lstat, not_a_file, regular
+from ags_fast.fs.lacking import may_lack
 from ags_fast.fs.new import NewFile
 from ags_fast.fs.paths import absolute_path
 from ags_fast.fs.walk import sweep, walk
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalFile", "LocalStore"]
 
+USUAL_NS = 10**9 << 31  # from 1970 on, every file system has the times until 2038
 HOLD_ATTEMPTS = 20
 MADE_FOLDERS = 4096  # existing folders that a store remembers
 MOUNTS = "/proc/self/mountinfo"  # of Linux
@@ -105,13 +107,10 @@ class LocalStore(Store):
     def names(self, folder: str) -> builtins.list[str]:
         """See `Store.names`."""
         try:
-            fd = self._root.open_to_read(folder.rstrip("/"), LISTED)
+            found = OpenFolder(self._root.open_to_read(folder.rstrip("/"), LISTED))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        try:
-            return os.listdir(fd)
-        finally:
-            os.close(fd)
+        return os.listdir(found.fd)
 
     def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
         """See `Store.list_all`."""
@@ -120,7 +119,10 @@ class LocalStore(Store):
 
     def exists(self) -> bool:
         """See `Store.exists`."""
-        return os.path.isdir(self.url)
+        try:
+            return stat.S_ISDIR(os.stat(self.url).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def check_writable(self) -> None:
         """See `Store.check_writable`."""
@@ -137,23 +139,14 @@ class LocalStore(Store):
     ) -> builtins.list[str]:
         return sweep(self._root, tag, age, age_unlocked, paths, below)
 
-    def _remove_folder(self, path: str) -> None:
-        below, _, name = path.rpartition("/")
-        with suppress(OSError):  # not empty, or not there
-            folder = self._root.folder(below, make=False)
-            os.rmdir(name, dir_fd=folder.fd)
-
     def _remove_empty_folders(self, path: str) -> None:
         try:
-            fd = self._root.open(path, LISTED)
+            folder = OpenFolder(self._root.open(path, LISTED))
         except (FileNotFoundError, NotADirectoryError, PolicyError):
             return
-        try:
-            for name in os.listdir(fd):
-                with suppress(OSError):  # no folder, not empty, or not there any more
-                    os.rmdir(name, dir_fd=fd)
-        finally:
-            os.close(fd)
+        for name in os.listdir(folder.fd):
+            with may_lack("rmdir"):  # no folder, not empty, or not there any more
+                os.rmdir(name, dir_fd=folder.fd)
 
     def _sync_folders(self, paths: builtins.list[str]) -> None:
         folders = {""}
@@ -217,30 +210,21 @@ class LocalStore(Store):
     # ---- writing
 
     def _create_exclusive(self, path: str, data: bytes) -> None:
-        with self._begin(path, NewOptions("", True, False, True, None, None)) as new:
+        with self._begin(path, exclusive=True, tag="", fsync=True) as new:
             new.write(data)
             new.publish()
         self._sync_folders([path])
 
-    def _begin(self, path: str, options: NewOptions) -> NewFile:
+    def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> NewFile:
         if self._is_too_long(path):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self.full_path(path))
         below, _, name = path.rpartition("/")
         folder = self._root.folder(below, make=True)
         found = lstat(name, folder.fd)
-        if found is not None and not options.exclusive and stat.S_ISLNK(found.st_mode):
+        if found is not None and not exclusive and stat.S_ISLNK(found.st_mode):
             folder, name = self._root.resolve(path)  # the link's target is what gets replaced
             found = lstat(name, folder.fd)
-        return NewFile(
-            self.full_path(path),
-            tag=options.tag,
-            exclusive=options.exclusive,
-            private=options.private,
-            fsync=options.fsync,
-            mode=options.mode,
-            mtime_ns=options.mtime_ns,
-            within=(folder, name, found),
-        )
+        return NewFile(self.full_path(path), tag=tag, exclusive=exclusive, within=(folder, name, found), **local)
 
     def _is_too_long(self, path: str) -> bool:
         """Refuse a path that is too long: descriptors of folders could write the file, but no path could open it."""
@@ -249,7 +233,7 @@ class LocalStore(Store):
 
     def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
         below, _, name = path.rpartition("/")
-        if self._is_too_long(path):
+        if self._is_too_long(path) or not 0 <= (mtime_ns or 0) < USUAL_NS:
             return False
         if below not in self._made_folders:
             self._root.folder(below, make=True)
@@ -287,10 +271,8 @@ class LocalStore(Store):
             fd, _ = self._root.open_regular(path)
         except FileNotFoundError:
             return False
-        try:
+        with io.FileIO(fd):
             locked = lock(fd)
-        finally:
-            os.close(fd)
         return None if locked is None else not locked
 
     def _delete(self, path: str, read: Entry | None) -> None:

@@ -9,6 +9,7 @@ import time
 
 from ags_fast._core import Descriptor
 from ags_fast.fs.below import A_FOLDER, LISTED, OpenFolder, fsync_folder, lock, lstat, not_a_file, rename_new
+from ags_fast.fs.lacking import may_lack, note
 from ags_fast.fs.paths import temporary_name
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ags_fast._types import Buffer
 
 __all__ = ["NewFile", "NewObject", "pwrite_all"]
+
+EXACT_NS = 2_000_000_000  # vfat has times of even seconds; a time beyond those that it has becomes another one
 
 
 class NewFile:
@@ -46,6 +49,7 @@ class NewFile:
     atomic = True  # whether `publish` replaces a file that is there in one step
     _descriptor: Descriptor | None = None
     _folder: OpenFolder | None = None  # what its names are relative to
+    _temporary: str | None = None
 
     def __init__(
         self,
@@ -66,7 +70,6 @@ class NewFile:
         self._fsync = fsync
         self._owner = os.getpid()
         self._mtime_ns = mtime_ns
-        self._temporary: str | None = None
         if within is not None:
             self._folder, self._name, existing = within
         else:
@@ -113,25 +116,24 @@ class NewFile:
 
     def _usual_mode(self, tag: str) -> int:
         """Return the mode that the umask and the folder give to new files, by making one that is never written to."""
-        try:  # without a name, so that no other process can open it
-            fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=self._at().fd)
-        except (AttributeError, OSError):
-            folder, mode = self._folder, self._make(tag, 0o666)
-            self.discard()
-            self._folder = folder
-            return mode
-        mode = os.fstat(fd).st_mode
-        os.close(fd)
+        if hasattr(os, "O_TMPFILE"):  # without a name, so that no other process can open it
+            with may_lack("O_TMPFILE"):
+                fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=self._at().fd)
+                mode = os.fstat(fd).st_mode
+                os.close(fd)
+                return mode
+        folder, mode = self._folder, self._make(tag, 0o666)
+        self.discard()
+        self._folder = folder
         return mode
 
     def _make(self, tag: str, mode: int) -> int:
         """Make the temporary file and lock it. Return its mode."""
         while True:
-            temporary = temporary_name(self._name, tag)
+            self._temporary = temporary_name(self._name, tag)  # before the file: a signal may come right behind it
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(temporary, flags, mode, dir_fd=self._at().fd)
+            fd = os.open(self._temporary, flags, mode, dir_fd=self._at().fd)
             self._descriptor = Descriptor(fd)
-            self._temporary = temporary
             locked = lock(fd)
             info = os.fstat(fd)
             if locked is not False and info.st_nlink:
@@ -147,8 +149,7 @@ class NewFile:
         self.discard()
 
     def __del__(self) -> None:
-        if self._descriptor is not None:
-            self.discard()
+        self.discard()
 
     @property
     def descriptor(self) -> Descriptor:
@@ -180,9 +181,13 @@ class NewFile:
                 folder = self._at()
                 with self.descriptor as fd:
                     if self._mode != self._made:
-                        os.fchmod(fd, self._mode)
+                        with may_lack("fchmod"):
+                            os.fchmod(fd, self._mode)
                     if self._mtime_ns is not None:
-                        os.utime(fd, ns=(time.time_ns(), self._mtime_ns))
+                        with may_lack("utime"):
+                            os.utime(fd, ns=(time.time_ns(), self._mtime_ns))
+                            if abs(os.fstat(fd).st_mtime_ns - self._mtime_ns) > EXACT_NS:
+                                note({f"keep the time of {self.path!r}"})
                     if self._fsync:
                         os.fsync(fd)
                     locked = os.dup(fd)
@@ -204,14 +209,14 @@ class NewFile:
     def _link(self, temporary: str) -> None:
         at, name = self._at(), self._name  # which stays open, whatever another thread does
         folder = at.fd
-        try:
+        linked = False
+        with may_lack("link"):
             os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)  # unlike a rename, it never replaces
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            rename_new(temporary, name, folder)
-        else:
+            linked = True
+        if linked:
             os.unlink(temporary, dir_fd=folder)
+        else:
+            rename_new(temporary, name, folder)
 
     def discard(self) -> None:
         """Close the file and remove it, unless it has been published. Does nothing the second time."""

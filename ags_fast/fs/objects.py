@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.fs.base import LISTED, Entry, NewOptions
+from ags_fast.fs.base import LISTED, Entry
 from ags_fast.fs.new import NewObject
 from ags_fast.fs.ranges import HEAD_NBYTES
 from ags_fast.fs.remote import Looked, RemoteStore, file_exists
@@ -134,10 +134,10 @@ class ObjectStore(RemoteStore):
             new.write(data)
             new.publish()
 
-    def _begin(self, path: str, options: NewOptions) -> Upload:
-        if options.exclusive and self.stat(path) is not None:  # before all of the file is sent for nothing
+    def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> Upload:
+        if exclusive and self.stat(path) is not None:  # before all of the file is sent for nothing
             raise file_exists(self.full_path(path))
-        return self.upload(path, options.exclusive)
+        return self.upload(path, exclusive)
 
     def _sweep(
         self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str

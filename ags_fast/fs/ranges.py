@@ -7,7 +7,7 @@ import sys
 import threading
 from bisect import bisect_right, insort
 from collections import deque
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING
 
 from ags_fast._core import new_bytes
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             """Give the request up."""
 
 
-__all__ = ["AHEAD_NBYTES", "HEAD_NBYTES", "Later", "RangeReader", "Ready"]
+__all__ = ["AHEAD_NBYTES", "HEAD_NBYTES", "Later", "RangeReader"]
 
 AHEAD_NBYTES = 16 << 20  # the most bytes of one file that are requested ahead of its reader
 HEAD_NBYTES = 64 << 10  # of a file whose size is not known, read when it is opened
@@ -46,25 +46,6 @@ EXPECTED_NBYTES = 64 << 20  # of ranges that were announced, requested at once
 EXPECTED_REQUESTS = 16
 
 DEMANDED, AHEAD, EXPECTED, KEPT = range(4)  # why a piece was requested
-
-
-class Ready:
-    """An answer that is there."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def result(self) -> bytes:
-        """Return the bytes."""
-        return self._data
-
-    def done(self) -> bool:
-        """Return True."""
-        return True
-
-    def cancel(self) -> bool:
-        """Return False."""
-        return False
 
 
 class Later:
@@ -182,7 +163,9 @@ class RangeReader(Cursor):
         self._stride = 0  # bytes of each of its requests ahead, once it is long
         self._begin_pieces()
         if known is not None and known[1]:
-            self._add(_Piece(known[0], known[0] + len(known[1]), Ready(known[1]), KEPT))
+            there: Future[bytes] = Future()
+            there.set_result(known[1])
+            self._add(_Piece(known[0], known[0] + len(known[1]), there, KEPT))
 
     def _begin_pieces(self) -> None:
         self._pieces: dict[int, _Piece] = {}  # by begin; no two have the same byte

@@ -193,12 +193,8 @@ class S3Store(ObjectStore):
                 if age_unlocked > 0 and time.time() - upload["Initiated"].timestamp() < age_unlocked:
                     continue
                 try:
-                    self.call(
-                        "abort_multipart_upload",
-                        Bucket=where["Bucket"],
-                        Key=upload["Key"],
-                        UploadId=upload["UploadId"],
-                    )
+                    at = {"Bucket": where["Bucket"], "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self.call("abort_multipart_upload", **at)
                     swept.append(upload["Key"][len(where["Key"]) :])
                 except FileNotFoundError:  # completed or aborted meanwhile
                     pass

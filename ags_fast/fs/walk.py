@@ -6,10 +6,12 @@ import errno
 import os
 import stat
 import time
+from contextlib import suppress
 
 from ags_fast.errors import PolicyError
 from ags_fast.fs.base import Entry
-from ags_fast.fs.below import A_PATH, LISTED, Root, lock, lstat
+from ags_fast.fs.below import A_PATH, LISTED, OpenFolder, Root, lock, lstat
+from ags_fast.fs.lacking import may_lack
 from ags_fast.fs.paths import temporary_tag
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
@@ -137,18 +139,14 @@ def sweep(
     todo = [below]
     while todo:
         shown = todo.pop()
-        fd = _opened(root, shown)
-        if fd is None:
+        if (folder := _opened(root, shown)) is None:
             continue
-        try:
-            with os.scandir(fd) as scan:
-                for found in scan:
-                    if found.is_dir(follow_symlinks=False):
-                        todo.append(f"{shown}{found.name}/")
-                    elif _is_swept(fd, found.name, tag, age, age_unlocked):
-                        swept.append(shown + found.name)
-        finally:
-            os.close(fd)
+        with os.scandir(folder.fd) as scan:
+            for found in scan:
+                if found.is_dir(follow_symlinks=False):
+                    todo.append(f"{shown}{found.name}/")
+                elif _is_swept(folder.fd, found.name, tag, age, age_unlocked):
+                    swept.append(shown + found.name)
     return swept
 
 
@@ -163,37 +161,25 @@ def _sweep_beside(
             beside.setdefault(folder + slash, []).append(name)
     swept: list[str] = []
     for shown, names in beside.items():
-        fd = _opened(root, shown)
-        if fd is None:
+        if (folder := _opened(root, shown)) is None:
             continue
-        try:
-            swept += [shown + name for name in os.listdir(fd) if _is_swept(fd, name, tag, age, age_unlocked)]
-            links = [name for name in names if _is_link(fd, name)]
-        finally:
-            os.close(fd)
-        for name in links:
-            try:
-                target, _ = root.resolve(shown + name)
-                fd = os.open(".", LISTED, dir_fd=target.fd)
-            except (OSError, PolicyError):  # it leads out or nowhere, so that no writer was there
-                continue
-            try:
-                swept += [shown + name for name in os.listdir(fd) if _is_swept(fd, name, tag, age, age_unlocked)]
-            finally:
-                os.close(fd)
+        folders = [folder]
+        for name in names:
+            found = lstat(name, folder.fd)
+            if found is not None and stat.S_ISLNK(found.st_mode):
+                with suppress(PolicyError), may_lack("resolve"):  # it leads out or nowhere, so that no writer was there
+                    target, _ = root.resolve(shown + name)
+                    folders.append(OpenFolder(os.open(".", LISTED, dir_fd=target.fd)))
+        for at in (one.fd for one in folders):
+            swept += [shown + name for name in os.listdir(at) if _is_swept(at, name, tag, age, age_unlocked)]
     return swept
 
 
-def _opened(root: Root, folder: str) -> int | None:
+def _opened(root: Root, folder: str) -> OpenFolder | None:
     try:
-        return root.open(folder.rstrip("/"), LISTED)
+        return OpenFolder(root.open(folder.rstrip("/"), LISTED))
     except (FileNotFoundError, NotADirectoryError, PolicyError):  # removed, or exchanged, meanwhile
         return None
-
-
-def _is_link(folder: int, name: str) -> bool:
-    found = lstat(name, folder)
-    return found is not None and stat.S_ISLNK(found.st_mode)
 
 
 def _is_swept(folder: int, name: str, tag: str | None, age: float, age_unlocked: float) -> bool:

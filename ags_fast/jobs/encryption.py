@@ -20,7 +20,7 @@ from ags_fast.dataset.kinds import Want, clock_ms
 from ags_fast.dataset.names import FORMATS, check_path, folders_above, new_job_id, written_name
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import PolicyError
-from ags_fast.fs import Store
+from ags_fast.fs import TIMES_NS, Store
 from ags_fast.jobs import run
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown_counts
@@ -179,6 +179,9 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     found = _look(wish, snapshot, listed)
     del listed  # a million files take some memory
     found.others += skipped
+    if far := [row.path for row in found.new if row.mtime_ns in TIMES_NS]:
+        shown = ", ".join(map(repr, far[:20]))
+        warnings.warn(f"{len(far)} files keep the nearest time of the years 1677 to 2262: {shown}", stacklevel=4)
     if dry_run:
         return _planned(wish, snapshot, found)
     if snapshot is None and found.new:

@@ -15,6 +15,7 @@ from ags_fast.dataset.rows import Row as Row
 from ags_fast.dataset.rows import shown as shown
 from ags_fast.errors import AgsError
 from ags_fast.fs import without_password
+from ags_fast.fs.lacking import gathered, sentences
 from ags_fast.jobs.arguments import reaching
 from ags_fast.keys.kms import count_calls
 
@@ -181,27 +182,28 @@ def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
     @functools.wraps(job)
     def run(*args: P.args, **options: P.kwargs) -> JobResult:
         begun = time.monotonic()
-        with count_calls() as calls, telemetry.job_span(name) as attributes:
+        with count_calls() as calls, gathered() as lacks, telemetry.job_span(name) as attributes:
             try:
                 result = job(*args, **options)
             except JobError as error:
-                error.result.kms_calls = calls
-                _tell(error.result, time.monotonic() - begun, attributes)
+                _tell(error.result, time.monotonic() - begun, calls, lacks, attributes)
                 raise
             except Exception as error:
                 telemetry.warning("jobs", "%s ended with %s: %s", name, type(error).__name__, describe(error))
                 raise
-            result.kms_calls = calls
-            _tell(result, time.monotonic() - begun, attributes)
+            _tell(result, time.monotonic() - begun, calls, lacks, attributes)
         return result
 
     return run
 
 
-def _tell(result: JobResult, seconds: float, attributes: dict[str, Any]) -> None:
-    """Tell the result its time, and the log and OpenTelemetry that a job has ended."""
-    result.seconds = seconds
-    counts, calls = result.counts, sum(result.kms_calls.values())
+def _tell(
+    result: JobResult, seconds: float, kms_calls: Counter[tuple[str, str]], lacks: set[str], attributes: dict[str, Any]
+) -> None:
+    """Tell the result what it took and what file systems lack, and the log and OpenTelemetry that a job has ended."""
+    result.seconds, result.kms_calls = seconds, kms_calls
+    result.warnings += sentences(lacks)
+    counts, calls = result.counts, sum(kms_calls.values())
     nbytes = sum(row.plain_length or 0 for row in result.rows if row.status == "ok")
     dataset = without_password(result.dataset)
     for row in result.failed[:FAILED_IN_LOG]:

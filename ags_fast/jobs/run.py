@@ -168,12 +168,9 @@ def _split_ready(context: Context, tasks: Sequence[Task], writes: bool) -> tuple
 def verified(
     snapshot: Snapshot, entries: Sequence[FileEntry], options: Options, job_id: str = "", source: Store | None = None
 ) -> tuple[Context, list[Row]]:
-    """Check every tag of some files of a version. Returns what the tasks shared, and their rows.
-
-    With a `source` they are also compared with its files: the row of one that differs is "skipped".
-    """
+    """Check every tag of some files of a version. Returns what the tasks shared, and their rows."""
     contents = snapshot.holding({key_id for entry in entries for key_id in entry.key_ids()})
-    op = "verify" if source is None else "compare"
+    op = "verify" if source is None else "compare"  # then the row of a file that differs from its source is "skipped"
     context = Context(op, job_id or new_job_id(), contents.dataset_id, contents.store, contents.envelope, source)
     return context, unless_expired(snapshot, run_tasks(context, [Task(entry) for entry in entries], options))
 
@@ -346,12 +343,7 @@ def write_files(
 
 
 def commit_files(
-    job: Job,
-    entries: Sequence[FileEntry],
-    rows: list[Row],
-    replaced: Mapping[str, FileEntry],
-    *,
-    whole: bool = False,
+    job: Job, entries: Sequence[FileEntry], rows: list[Row], replaced: Mapping[str, FileEntry], *, whole: bool = False
 ) -> JobResult:
     """Commit the version with the files that succeeded, end the job, and do what the policy says of old versions.
 

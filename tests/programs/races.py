@@ -98,7 +98,7 @@ OPERATIONS: list[Callable[[Any, str], object]] = [
     lambda store, at: (entry := store.stat(f"{at}/file")) and entry.size == 6 and b"beyond",
     lambda store, at: store.delete(f"{at}/file"),
     lambda store, at: store.delete_read(store.stat(f"{at}/file")),
-    lambda store, at: store.remove_folder(f"{at}/empty"),
+    lambda store, at: store.remove_empty_folders(at),
     lambda store, at: store.sweep(older_than=0) is None,
     lambda store, at: store.lock(f"{at}/lock").close(),
     lambda store, at: store.is_locked(f"{at}/file") and None,

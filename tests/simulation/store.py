@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError
 from ags_fast.fs import Entry, NewObject, Store
-from ags_fast.fs.base import NewOptions, ReadOnce
+from ags_fast.fs.base import ReadOnce
 from ags_fast.fs.choose import store_class
 from ags_fast.fs.paths import check_path
-from ags_fast.fs.ranges import RangeReader, Ready
+from ags_fast.fs.ranges import Later, RangeReader
 from simulation.world import Object, Request, World
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class SimStore(Store):
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.full_path(path))
         known = (0, there.data)  # the first request of an object store brings a small file whole
         data = there.data
-        return RangeReader(lambda begin, end: Ready(data[begin:end]), len(data), parallel=False, known=known)
+        return RangeReader(lambda begin, end: Later(lambda: data[begin:end]), len(data), parallel=False, known=known)
 
     def _open_once(self, path: str) -> ReadOnce:
         return _Once(self.door.ask("read", self._at(path)))
@@ -116,10 +116,10 @@ class SimStore(Store):
             return False
         return True
 
-    def _begin(self, path: str, options: NewOptions) -> NewObject:
-        if options.exclusive and self._stat(path) is not None:
+    def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> NewObject:
+        if exclusive and self._stat(path) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.full_path(path))
-        return _Upload(self.door, self._at(path), self.full_path(path), "create" if options.exclusive else "put")
+        return _Upload(self.door, self._at(path), self.full_path(path), "create" if exclusive else "put")
 
     def write_small(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
         """See `Store.write_small`. One request, whether the file exists or not."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._threads import thread_count
 from ags_fast.fs import Store
+from ags_fast.fs.lacking import note
 from ags_fast.jobs.engines.bins import bins
 from ags_fast.jobs.engines.start import import_path, start_python
 from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once
@@ -78,10 +79,11 @@ class Worker:
     def receive(self) -> list[Row] | None:
         """Return the next rows; an empty list when all sent tasks are done; None if the process has died."""
         try:
-            rows, calls = self.rows.recv()
+            rows, calls, lacks = self.rows.recv()
         except (EOFError, OSError):
             return None
         add_calls(calls)
+        note(lacks)
         return rows  # type: ignore[no-any-return]
 
     def how_it_died(self) -> str:

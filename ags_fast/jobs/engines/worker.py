@@ -2,7 +2,7 @@
 
 The caller writes a context and then messages to its standard input. The worker answers on its standard output: None
 when it is ready, then lists of rows, and an empty list after each message. With each list come the calls of the KMS
-since the last list.
+since the last list, and what file systems lack.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from ags_fast.fs.lacking import gathered
 from ags_fast.jobs.engines.together import run_files
 from ags_fast.jobs.records import SHOWN_ENV, show_records
 from ags_fast.keys.kms import kms_calls
@@ -37,12 +38,13 @@ def main(*early: str) -> None:
     if os.environ.get(SHOWN_ENV):
         show_records()
     try:
-        _work(early)
+        with gathered() as lacks:
+            _work(early, lacks)
     except (EOFError, BrokenPipeError):
         sys.exit(1)  # the caller is gone
 
 
-def _work(early: tuple[str, ...]) -> None:
+def _work(early: tuple[str, ...], lacks: set[str]) -> None:
     incoming = Connection(os.dup(0), writable=False)
     outgoing = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # output of libraries must not mix with the answers
@@ -58,10 +60,10 @@ def _work(early: tuple[str, ...]) -> None:
     told = kms_calls()
 
     def report(rows: list[Row]) -> None:
-        """Send rows, and the calls of the KMS since the last report."""
+        """Send rows, the calls of the KMS since the last report, and what file systems lack."""
         nonlocal told
         calls = kms_calls()
-        outgoing.send((rows, calls - told))
+        outgoing.send((rows, calls - told, lacks))
         told = calls
 
     while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ags_fast.errors import FormatError, KeyAccessError
 from ags_fast.fs import NewFile, open_regular, pwrite_all
+from ags_fast.fs.below import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,10 +61,8 @@ def _try_lock(path: str) -> int | None:
         raise unreachable(path, error) from None
     locked = False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        locked = os.path.samestat(os.fstat(fd), os.stat(path))  # otherwise the locked file has been replaced
-    except BlockingIOError:
-        pass
+        # If the paths differ, the locked file has been replaced.
+        locked = lock(fd) is not False and os.path.samestat(os.fstat(fd), os.stat(path))
     finally:
         if not locked:
             os.close(fd)
