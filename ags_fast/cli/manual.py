@@ -25,7 +25,9 @@ CODES = {
     "4": "No access to the key.",
     "5": "Not found, no permission, an expired version, or standard output takes nothing.",
     "6": "Configuration, or a missing module.",
-    "129, 130, 143": "Interrupted by SIGHUP, Ctrl-C or SIGTERM.",
+    "129": "Interrupted by SIGHUP.",
+    "130": "Interrupted by Ctrl-C.",
+    "143": "Interrupted by SIGTERM.",
 }
 ENVIRONMENT = {
     "AGS_FAST_CONFIG": "The path of the configuration.",

@@ -79,8 +79,10 @@ def _out(args: argparse.Namespace, dataset: Dataset, sources: Sequence[str], tar
             file = dataset.find(path)
             if file is None:
                 raise FileNotFoundError(f"{args.file} has no file {path!r}: `ags-fast ls` lists the files")
-            kept = {"mode": file.mode, "mtime_ns": file.mtime_ns} if args.preserve else {}
-            new = stack.enter_context(NewFile(name, exclusive=not args.force, private=True, fsync=args.fsync, **kept))
+            mode, mtime_ns = (file.mode, file.mtime_ns) if args.preserve else (None, None)
+            new = stack.enter_context(
+                NewFile(name, exclusive=not args.force, private=True, fsync=args.fsync, mode=mode, mtime_ns=mtime_ns)
+            )
             dataset.copy_file(path, cast("BinaryIO", new))
             made.append(new)
             copied.append({"src": path, "dst": name, "plain_bytes": file.plain_length})

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = [
-    *("Interrupts", "complain", "escaped", "interrupts", "leave", "lost", "printable", "show_warning", "tell", "warn")
+    "Interrupts",
+    "complain",
+    "escaped",
+    "interrupts",
+    "leave",
+    "lost",
+    "printable",
+    "show_warning",
+    "tell",
+    "warn",
 ]
 
 AGAIN_SECONDS = 0.2  # a second signal within this time is not meant: some senders send two at once

@@ -167,8 +167,7 @@ class _NoBlocksError(OSError):
     """Blocks that were sent are not there."""
 
 
-# What Azure calls a condition that does not hold.
-CONDITIONS = ("BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet")
+CONDITIONS = ("BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet")  # Azure's words for one that fails
 OTHERS: Mapping[str, type[OSError]] = {"InvalidBlockList": _NoBlocksError, "InvalidRange": _NoSuchRangeError}
 
 

@@ -213,13 +213,14 @@ def lstat(path: str, folder: int | None = None) -> os.stat_result | None:
 
 def lock(fd: int) -> bool | None:
     """Lock a file until it is closed. False: another process holds the lock. None: this file system has no locks."""
+    locked: bool | None = None
     try:
         with may_lack("flock"):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
+            locked = True
     except BlockingIOError:
-        return False
-    return None
+        locked = False
+    return locked
 
 
 def rename_new(old: str, new: str, folder: int) -> None:

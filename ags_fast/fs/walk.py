@@ -161,11 +161,11 @@ def _sweep_beside(
             beside.setdefault(folder + slash, []).append(name)
     swept: list[str] = []
     for shown, names in beside.items():
-        if (folder := _opened(root, shown)) is None:
+        if (opened := _opened(root, shown)) is None:
             continue
-        folders = [folder]
+        folders = [opened]
         for name in names:
-            found = lstat(name, folder.fd)
+            found = lstat(name, opened.fd)
             if found is not None and stat.S_ISLNK(found.st_mode):
                 with suppress(PolicyError), may_lack("resolve"):  # it leads out or nowhere, so that no writer was there
                     target, _ = root.resolve(shown + name)
