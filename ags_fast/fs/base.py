@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ags_fast.errors import PolicyError
-from ags_fast.fs.paths import check_path, check_tag
+from ags_fast.fs.paths import check_path, check_tag, split_chain
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer
     from ags_fast.fs.new import NewFile, NewObject
+
+    LeftOut = list[tuple[str, str, str]]  # path, kind and reason of what a listing leaves out: see `Store.list_all`
 
 __all__ = ["NO_LOCK_SECONDS", "Entry", "NewOptions", "ReadOnce", "Store", "without_password"]
 
@@ -157,7 +159,8 @@ class Store:
     ) -> None:
         plain = os.fsdecode(url).rstrip("/")
         self.url = f"{plain}//" if plain.endswith(":") else plain  # the root of a file system, such as memory://
-        self._above = self.url if self.url.endswith("/") else f"{self.url}/"
+        above, below = split_chain(self.url)
+        self._around = above if above.endswith("/") else f"{above}/", below
         self.storage_options, self.follow = dict(storage_options or {}), follow
         if misplaced := [name for name in self.storage_options if "." in str(name)]:  # file systems would ignore it
             raise ValueError(f"{misplaced[0]!r} is no option of a file system: give properties of a KMS as kms=")
@@ -180,9 +183,15 @@ class Store:
 
     def full_path(self, path: str) -> str:
         """Return a file's path or URL for use outside of this store."""
-        return self._above + path
+        above, below = self._around
+        return above + path + below
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def path_in(self, full_path: str) -> str:
+        """Return the path that `full_path` was made of."""
+        above, below = self._around
+        return full_path.removeprefix(above).removesuffix(below)
+
+    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """List every complete file whose path begins with `prefix`, hidden files too.
 
         One walk, or one listing in pages. Objects come in the order of their paths, local files in any. A missing
@@ -196,15 +205,16 @@ class Store:
         """Return the names of all that is in a folder, of files in the making, too. A missing folder is empty."""
         return sorted({entry.path[len(folder) :].partition("/")[0] for entry in self.list(folder)})
 
-    def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
+    def list_all(self) -> tuple[builtins.list[Entry], LeftOut]:
         """List all files, and what `list` leaves out.
 
         Returns:
-            The entries; and path, kind and reason of each thing that is left out. The kinds are "OutsideLink",
-            "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices), "EmptyFolder" (its path ends in "/")
-            and "TemporaryFile".
+            The entries, also of objects with content whose names end in "/", which no file can have; and path, kind and
+            reason of each thing that is left out. The kinds are "OutsideLink", "DanglingLink", "LinkLoop",
+            "SpecialFile" (pipes, sockets, devices), "EmptyFolder" (its path ends in "/") and "TemporaryFile".
         """
-        return sorted(self.list(), key=lambda entry: entry.path), []
+        left_out: LeftOut = []
+        return sorted(self.list(left_out=left_out), key=lambda entry: entry.path), sorted(left_out)
 
     def exists(self) -> bool:
         """Whether the folder exists; in an object store, whether it has any object."""
@@ -386,26 +396,17 @@ class Store:
 
     # ---- for subclasses: paths and tags have been checked
 
-    def _stat(self, path: str) -> Entry | None:
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def _read_small(self, path: str, limit: int) -> bytes:
-        raise NotImplementedError
+        def _stat(self, path: str) -> Entry | None: ...
+        def _read_small(self, path: str, limit: int) -> bytes: ...
+        def _open_seekable(self, path: str, entry: Entry | None, tail: bool) -> Any: ...
+        def _open_once(self, path: str) -> ReadOnce: ...
+        def _create_exclusive(self, path: str, data: bytes) -> None: ...
+        def _begin(self, path: str, options: NewOptions) -> NewFile | NewObject: ...
 
     def _read_if_unchanged(self, path: str, size: int, stamp: str | None) -> bytes | None:
         return None
-
-    def _open_seekable(self, path: str, entry: Entry | None, tail: bool) -> Any:
-        raise NotImplementedError
-
-    def _open_once(self, path: str) -> ReadOnce:
-        raise NotImplementedError
-
-    def _create_exclusive(self, path: str, data: bytes) -> None:
-        raise NotImplementedError
-
-    def _begin(self, path: str, options: NewOptions) -> NewFile | NewObject:
-        raise NotImplementedError
 
     def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
         return False

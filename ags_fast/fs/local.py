@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from typing import Any
 
+    from ags_fast.fs.base import LeftOut
+
 __all__ = ["LocalFile", "LocalStore"]
 
 HOLD_ATTEMPTS = 20
@@ -98,9 +100,9 @@ class LocalStore(Store):
 
     # ---- the folder
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """See `Store.list`."""
-        return walk(self._root, prefix, None, after)
+        return walk(self._root, prefix, left_out, after)
 
     def names(self, folder: str) -> builtins.list[str]:
         """See `Store.names`."""
@@ -112,11 +114,6 @@ class LocalStore(Store):
             return os.listdir(fd)
         finally:
             os.close(fd)
-
-    def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
-        """See `Store.list_all`."""
-        left_out: builtins.list[tuple[str, str, str]] = []
-        return sorted(walk(self._root, "", left_out), key=lambda entry: entry.path), sorted(left_out)
 
     def exists(self) -> bool:
         """See `Store.exists`."""

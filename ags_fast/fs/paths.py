@@ -13,10 +13,12 @@ __all__ = [
     "check_tag",
     "folder_of",
     "local_path",
+    "split_chain",
     "temporary_name",
     "temporary_tag",
 ]
 
+CACHES = ("simplecache", "filecache", "blockcache", "cached")  # of fsspec: they have the paths of what they keep
 SUFFIX = ".agstmp"  # of every temporary name: .<name>.<tag>.<16 hex digits>.agstmp
 
 
@@ -50,6 +52,15 @@ def folder_of(path: str) -> str | None:
     if not folder or folder.endswith("://"):
         folder += slash  # a root is nothing but this slash
     return folder or "."
+
+
+def split_chain(url: str) -> tuple[str, str]:
+    """Split a URL behind the path in it. A chained URL of fsspec has the path in its first part that is no cache."""
+    first, colons, rest = url.partition("::")
+    if colons and first.removesuffix("://") in CACHES:
+        path, below = split_chain(rest)
+        return first + colons + path, below
+    return f"{first}://" if colons and first.isalnum() else first, colons + rest
 
 
 def check_path(path: str) -> str:

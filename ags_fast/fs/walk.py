@@ -121,10 +121,8 @@ def _reason(kind: str, info: os.stat_result | None) -> str:
     """Return why an entry of this kind is left out."""
     if kind != "SpecialFile" or info is None:
         return REASONS[kind]
-    for name, test in (("pipe", stat.S_ISFIFO), ("socket", stat.S_ISSOCK), ("folder", stat.S_ISDIR)):
-        if test(info.st_mode):
-            return f"a {name}, which has no content to read"
-    return "a device, which has no content to read"
+    name = {"p": "pipe", "s": "socket", "d": "folder"}.get(stat.filemode(info.st_mode)[0], "device")
+    return f"a {name}, which has no content to read"
 
 
 def sweep(
