@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 def command() -> int:
     """Run ``sys.argv`` in a process of its own: Ctrl-C and unencodable text are handled here. Returns the exit code."""
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable:  # names are bytes, whatever the locale says
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     interrupts.install()
     warnings.showwarning = show_warning
     for stream in (sys.stdout, sys.stderr):

@@ -146,6 +146,7 @@ class Store:
     """
 
     local = False  # whether the folder is on this machine
+    _checked = staticmethod(check_path)
     choose: Callable[[str], type[Store]]  # the class for a URL; `ags_fast.fs.choose` sets it
 
     def __new__(
@@ -169,7 +170,7 @@ class Store:
         return f"Store({without_password(self.url)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.url, self.storage_options, self.follow)
+        return Store, (os.fsencode(self.url) if self.local else self.url, self.storage_options, self.follow)
 
     @property
     def shared(self) -> bool:
@@ -253,15 +254,15 @@ class Store:
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder that is empty. An object store has no folders."""
-        self._remove_folder(check_path(path.rstrip("/")))
+        self._remove_folder(self._checked(path.rstrip("/")))
 
     def remove_empty_folders(self, path: str) -> None:
         """Remove the empty folders in this folder. An object store has no folders."""
-        self._remove_empty_folders(check_path(path.rstrip("/")))
+        self._remove_empty_folders(self._checked(path.rstrip("/")))
 
     def sync_folders(self, paths: Iterable[str]) -> None:
         """Sync the names of these files, and of the folders that they are in, to the disk."""
-        self._sync_folders([check_path(path) for path in paths])
+        self._sync_folders([self._checked(path) for path in paths])
 
     # ---- reading
 
@@ -271,25 +272,18 @@ class Store:
 
     def stat(self, path: str) -> Entry | None:
         """Return the file at `path`, or None."""
-        return self._stat(check_path(path))
+        return self._stat(self._checked(path))
 
     def read_small(self, path: str, limit: int) -> bytes:
         """Read all of a small file. FormatError if the file has more than `limit` bytes; then no more are read."""
-        return self._read_small(check_path(path), limit)
+        return self._read_small(self._checked(path), limit)
 
     def read_if_unchanged(self, path: str, size: int, stamp: str | None = None) -> bytes | None:
-        """Read all of a small file of `size` bytes in one step, where the storage can.
+        """Read all of a small file of `size` bytes, and of this stamp, in one step, where the storage can.
 
-        Args:
-            path: The file.
-            size: Its size in bytes.
-            stamp: As `Entry` has it: the file must not have changed.
-
-        Returns:
-            The bytes, or None if anything is in the way. Then use `open_once` or `open_seekable`, which raise the right
-            error.
+        Returns None if anything is in the way: `open_once` and `open_seekable` raise the right error.
         """
-        return self._read_if_unchanged(check_path(path), size, stamp)
+        return self._read_if_unchanged(self._checked(path), size, stamp)
 
     def open_seekable(self, path: str, entry: Entry | None = None, *, tail: bool = False) -> Any:
         """Return what `AgsReader` takes to read a file: a `LocalFile`, or a seekable binary file, to be closed.
@@ -302,11 +296,11 @@ class Store:
             entry: The file's entry, if it is known: saves a request, or else S3 tells it with the first 64 KiB.
             tail: Whether S3 is asked for the last 64 KiB in their place.
         """
-        return self._open_seekable(check_path(path), entry, tail)
+        return self._open_seekable(self._checked(path), entry, tail)
 
     def open_once(self, path: str) -> ReadOnce:
         """Open a file that is read once, from its beginning to its end: see `ReadOnce`."""
-        return self._open_once(check_path(path))
+        return self._open_once(self._checked(path))
 
     # ---- writing
 
@@ -319,7 +313,7 @@ class Store:
             FileExistsError: The file exists.
             PolicyError: The store cannot do that.
         """
-        self._create_exclusive(check_path(path), data)
+        self._create_exclusive(self._checked(path), data)
 
     def begin(
         self,
@@ -340,29 +334,21 @@ class Store:
             PolicyError: The store can neither rename files nor discard an upload, so a part of the file might show.
             NotAFileError: A pipe, a device, a socket or a folder is there.
         """
-        return self._begin(check_path(path), NewOptions(check_tag(tag), exclusive, private, fsync, mode, mtime_ns))
+        return self._begin(self._checked(path), NewOptions(check_tag(tag), exclusive, private, fsync, mode, mtime_ns))
 
     def write_if_new(
         self, path: str, data: bytes, *, fsync: bool = False, mode: int | None = None, mtime_ns: int | None = None
     ) -> bool:
-        """Write a small file that does not exist, in one step, where the storage can.
+        """Write a small file that does not exist, in one step, where the storage can. The arguments are `NewFile`'s.
 
-        Args:
-            path: The file.
-            data: Its bytes.
-            fsync: Return only when file and folder are on the disk.
-            mode: See `NewFile`.
-            mtime_ns: See `NewFile`.
-
-        Returns:
-            Whether the file was written. If not, nothing is left of the file: `begin` does the same in several
-            steps, replaces an existing file, and raises the right error.
+        Returns whether the file was written. If not, nothing is left of the file: `begin` does the same in several
+        steps, replaces an existing file, and raises the right error.
         """
-        return self._write_if_new(check_path(path), data, fsync, mode, mtime_ns)
+        return self._write_if_new(self._checked(path), data, fsync, mode, mtime_ns)
 
     def write_small(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
         """Write a new file with these bytes: like `begin`, `write` and `publish`, but quicker for a small file."""
-        if self._write_if_new(check_path(path), data, fsync, None, None):
+        if self._write_if_new(self._checked(path), data, fsync, None, None):
             return
         new = self.begin(path, tag=tag, fsync=fsync)
         try:
@@ -377,22 +363,22 @@ class Store:
         Raises:
             BlockingIOError: Another process holds the lock.
         """
-        return self._lock(check_path(path))
+        return self._lock(self._checked(path))
 
     def is_locked(self, path: str) -> bool | None:
         """Whether a living process holds the lock of `path`; None if the storage has no locks."""
-        return self._is_locked(check_path(path))
+        return self._is_locked(self._checked(path))
 
     def delete(self, path: str) -> None:
         """Remove a file, if it exists. If `path` is a link, the link is removed."""
-        self._delete(check_path(path), None)
+        self._delete(self._checked(path), None)
 
     def delete_read(self, entry: Entry) -> None:
         """Remove the file that was read as `entry`.
 
         OSError if the file has changed since, or if `path` is a link, so that the file that was read is elsewhere.
         """
-        self._delete(check_path(entry.path), entry)
+        self._delete(self._checked(entry.path), entry)
 
     # ---- for subclasses: paths and tags have been checked
 

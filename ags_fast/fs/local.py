@@ -16,7 +16,7 @@ from ags_fast.errors import FormatError, PolicyError
 from ags_fast.fs.base import Entry, NewOptions, ReadOnce, Store
 from ags_fast.fs.below import A_PATH, LISTED, Root, fsync_folder, lock, lstat, not_a_file, regular
 from ags_fast.fs.new import NewFile
-from ags_fast.fs.paths import absolute_path
+from ags_fast.fs.paths import absolute_path, check_path, in_store, on_disk
 from ags_fast.fs.walk import sweep, walk
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
@@ -87,6 +87,7 @@ class LocalStore(Store):
     """A folder of this machine. Files are opened, made and removed below it only: see `ags_fast.fs.below`."""
 
     local = True
+    _checked = staticmethod(lambda path: on_disk(check_path(path)))
 
     def __init__(
         self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, follow: bool = False
@@ -95,6 +96,7 @@ class LocalStore(Store):
         assert path is not None
         super().__init__(path, storage_options, follow)
         self.url = path  # the root of all has its slash
+        self._around = f"{in_store(path).rstrip('/')}/", ""
         self._root = Root(path, follow)
         self._made_folders: set[str] = set()
 
@@ -102,16 +104,16 @@ class LocalStore(Store):
 
     def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """See `Store.list`."""
-        return walk(self._root, prefix, left_out, after)
+        return walk(self._root, on_disk(prefix), left_out, on_disk(after))
 
     def names(self, folder: str) -> builtins.list[str]:
         """See `Store.names`."""
         try:
-            fd = self._root.open_to_read(folder.rstrip("/"), LISTED)
+            fd = self._root.open_to_read(on_disk(folder.rstrip("/")), LISTED)
         except (FileNotFoundError, NotADirectoryError):
             return []
         try:
-            return os.listdir(fd)
+            return [in_store(name) for name in os.listdir(fd)]
         finally:
             os.close(fd)
 
@@ -132,7 +134,7 @@ class LocalStore(Store):
     def _sweep(
         self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
     ) -> builtins.list[str]:
-        return sweep(self._root, tag, age, age_unlocked, paths, below)
+        return [*map(in_store, sweep(self._root, tag, age, age_unlocked, [*map(on_disk, paths)], on_disk(below)))]
 
     def _remove_folder(self, path: str) -> None:
         below, _, name = path.rpartition("/")
@@ -182,7 +184,7 @@ class LocalStore(Store):
             info = os.fstat(fd)
         finally:
             os.close(fd)
-        return Entry.of(path, info) if stat.S_ISREG(info.st_mode) else None
+        return Entry.of(in_store(path), info) if stat.S_ISREG(info.st_mode) else None
 
     def _read_small(self, path: str, limit: int) -> bytes:
         fd, info = self._root.open_regular(path)
@@ -200,7 +202,7 @@ class LocalStore(Store):
         try:
             mtime_ns = None if stamp is None else int(stamp)
             if self.follow:
-                return read_whole(None, self.full_path(path), size, mtime_ns)
+                return read_whole(None, self._root.full_path(path), size, mtime_ns)
             return read_whole(self.url, path, size, mtime_ns)
         except (OverflowError, ValueError):  # no stamp that a file has here
             return None
@@ -221,7 +223,7 @@ class LocalStore(Store):
 
     def _begin(self, path: str, options: NewOptions) -> NewFile:
         if self._is_too_long(path):
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self.full_path(path))
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self._root.full_path(path))
         below, _, name = path.rpartition("/")
         folder = self._root.folder(below, make=True)
         found = lstat(name, folder.fd)
@@ -229,7 +231,7 @@ class LocalStore(Store):
             folder, name = self._root.resolve(path)  # the link's target is what gets replaced
             found = lstat(name, folder.fd)
         return NewFile(
-            self.full_path(path),
+            self._root.full_path(path),
             tag=options.tag,
             exclusive=options.exclusive,
             private=options.private,
@@ -241,7 +243,7 @@ class LocalStore(Store):
 
     def _is_too_long(self, path: str) -> bool:
         """Refuse a path that is too long: descriptors of folders could write the file, but no path could open it."""
-        whole = self.full_path(path)
+        whole = self._root.full_path(path)
         return 4 * len(whole) > PATH_NBYTES and len(os.fsencode(whole)) > PATH_NBYTES
 
     def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
@@ -265,7 +267,7 @@ class LocalStore(Store):
         for _ in range(HOLD_ATTEMPTS):
             try:
                 folder = self._root.folder(below, make=True)
-                fd, info = regular(os.open(name, flags, 0o666, dir_fd=folder.fd), self.full_path(path))
+                fd, info = regular(os.open(name, flags, 0o666, dir_fd=folder.fd), self._root.full_path(path))
                 file = io.FileIO(fd, "ab")
                 locked = lock(fd)
                 if locked is None:
@@ -277,7 +279,7 @@ class LocalStore(Store):
             except FileNotFoundError:  # removed meanwhile, or its folder
                 continue
             time.sleep(0.01)  # a call of `is_locked` locks the file for a moment
-        raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", self.full_path(path))
+        raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", self._root.full_path(path))
 
     def _is_locked(self, path: str) -> bool | None:
         try:

@@ -95,15 +95,10 @@ class RemoteStore(Store):
         return named or (left_out is not None and entry.size > 0)
 
     def page(self, folder: str, after: str, count: int) -> tuple[builtins.list[Entry], bool]:
-        """List some files of a folder, without the folders in it: those whose names sort after a name.
+        """List files of a folder, without the folders in it: those whose names sort after a name.
 
-        Args:
-            folder: The folder; ends in a slash.
-            after: The name; "" is before all names.
-            count: How many files at most, where the storage can list a part of a folder. Elsewhere all are listed.
-
-        Returns:
-            The files, and whether there is more in the folder after them.
+        They are at most `count` where the storage can list a part of a folder, which ends in a slash. Returns the
+        files, and whether there is more in the folder after them.
         """
         skip = len(folder)
         return [e for e in self.list(folder) if "/" not in e.path[skip:] and e.path[skip:] > after], False
@@ -157,12 +152,7 @@ class RemoteStore(Store):
     def look(self, path: str, tail: bool = False) -> Looked:
         """Look at a file that is to be read, in one request if the storage tells size and stamp with some bytes.
 
-        Args:
-            path: The file.
-            tail: Whether its last bytes are wanted, not its first.
-
-        Raises:
-            FileNotFoundError: There is no such file.
+        With `tail`, these are its last bytes, else its first. FileNotFoundError if there is no such file.
         """
         entry = self._stat(path)
         if entry is None:

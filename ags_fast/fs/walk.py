@@ -10,7 +10,7 @@ import time
 from ags_fast.errors import PolicyError
 from ags_fast.fs.base import Entry
 from ags_fast.fs.below import A_PATH, LISTED, Root, lock, lstat
-from ags_fast.fs.paths import temporary_tag
+from ags_fast.fs.paths import in_store, temporary_tag
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None, a
             if not above:
                 raise
             if left_out is not None:  # it was a folder a moment ago
-                left_out.append((shown.rstrip("/"), "OutsideLink", REASONS["OutsideLink"]))
+                left_out.append((in_store(shown).rstrip("/"), "OutsideLink", REASONS["OutsideLink"]))
             continue
         try:
             itself = os.fstat(fd)
@@ -58,11 +58,11 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None, a
                     if kind == "Folder":
                         todo.append((f"{path}/", here))
                     elif kind == "File" and info is not None and path > after:
-                        yield Entry.of(path, info)
+                        yield Entry.of(in_store(path), info)
                     elif kind and left_out is not None:
-                        left_out.append((path, kind, _reason(kind, info)))
+                        left_out.append((in_store(path), kind, _reason(kind, info)))
             if empty and shown and left_out is not None:
-                left_out.append((shown, "EmptyFolder", "an empty folder: a dataset has files only"))
+                left_out.append((in_store(shown), "EmptyFolder", "an empty folder: a dataset has files only"))
         finally:
             os.close(fd)
         stem = ""
