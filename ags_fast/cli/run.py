@@ -40,6 +40,8 @@ def command() -> int:
             os.fstat(number)
         except OSError:  # a file with its number would get what Python and libraries print
             os.open(os.devnull, os.O_RDWR)
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable:  # names are bytes, whatever the locale says
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     interrupts.install()
     warnings.showwarning = show_warning

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
+    from ags_fast.fs.base import LeftOut
+
 __all__ = ["AzureStore"]
 
 PAGE = 5000  # blobs of a listing
@@ -69,7 +71,7 @@ class AzureStore(ObjectStore):
         with as_os_errors():
             return await getattr(self.client().get_blob_client(self.name(path)), request)(*names, **arguments)
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """See `Store.list`."""
         start = self.name(prefix)
         skip = len(start) - len(prefix)
@@ -78,9 +80,9 @@ class AzureStore(ObjectStore):
         page = self.run(_next(pages))
         while (blobs := page.result()) is not None:
             page = self.run(_next(pages))  # while the caller works on this one
-            for blob in blobs:
-                if not blob.name.endswith("/") and not _is_folder(blob) and blob.name[skip:] > after:
-                    yield _entry(blob.name[skip:], blob)
+            for entry in (_entry(blob.name[skip:], blob) for blob in blobs if not _is_folder(blob)):
+                if (entry.path > after or not after) and self._is_file(entry, left_out):
+                    yield entry
 
     async def found(self, path: str) -> Entry | None:
         """See `ObjectStore.found`."""

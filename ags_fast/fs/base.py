@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ags_fast.errors import PolicyError
-from ags_fast.fs.paths import check_path, check_tag
+from ags_fast.fs.paths import check_path, check_tag, split_chain
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer
     from ags_fast.fs.new import NewFile, NewObject
+
+    LeftOut = list[tuple[str, str, str]]  # path, kind and reason of what a listing leaves out: see `Store.list_all`
 
 __all__ = ["NO_LOCK_SECONDS", "TIMES_NS", "Entry", "ReadOnce", "Store", "without_password"]
 
@@ -128,6 +130,7 @@ class Store:
     """
 
     local = False  # whether the folder is on this machine
+    _checked = staticmethod(check_path)
     choose: Callable[[str], type[Store]]  # the class for a URL; `ags_fast.fs.choose` sets it
 
     def __new__(
@@ -141,7 +144,8 @@ class Store:
     ) -> None:
         plain = os.fsdecode(url).rstrip("/")
         self.url = f"{plain}//" if plain.endswith(":") else plain  # the root of a file system, such as memory://
-        self._above = self.url if self.url.endswith("/") else f"{self.url}/"
+        above, below = split_chain(self.url)
+        self._around = above if above.endswith("/") else f"{above}/", below
         self.storage_options, self.follow = dict(storage_options or {}), follow
         if misplaced := [name for name in self.storage_options if "." in str(name)]:  # file systems would ignore it
             raise ValueError(f"{misplaced[0]!r} is no option of a file system: give properties of a KMS as kms=")
@@ -150,7 +154,7 @@ class Store:
         return f"Store({without_password(self.url)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Store, (self.url, self.storage_options, self.follow)
+        return Store, (os.fsencode(self.url) if self.local else self.url, self.storage_options, self.follow)
 
     @property
     def shared(self) -> bool:
@@ -164,9 +168,15 @@ class Store:
 
     def full_path(self, path: str) -> str:
         """Return a file's path or URL for use outside of this store."""
-        return self._above + path
+        above, below = self._around
+        return above + path + below
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def path_in(self, full_path: str) -> str:
+        """Return the path that `full_path` was made of."""
+        above, below = self._around
+        return full_path.removeprefix(above).removesuffix(below)
+
+    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """List every complete file whose path begins with `prefix`, hidden files too.
 
         One walk, or one listing in pages. Objects come in the order of their paths, local files in any. A missing
@@ -180,15 +190,16 @@ class Store:
         """Return the names of all that is in a folder, of files in the making, too. A missing folder is empty."""
         return sorted({entry.path[len(folder) :].partition("/")[0] for entry in self.list(folder)})
 
-    def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
+    def list_all(self) -> tuple[builtins.list[Entry], LeftOut]:
         """List all files, and what `list` leaves out.
 
         Returns:
-            The entries; and path, kind and reason of each thing that is left out. The kinds are "OutsideLink",
-            "DanglingLink", "LinkLoop", "SpecialFile" (pipes, sockets, devices), "EmptyFolder" (its path ends in "/")
-            and "TemporaryFile".
+            The entries, also of objects with content whose names end in "/", which no file can have; and path, kind and
+            reason of each thing that is left out. The kinds are "OutsideLink", "DanglingLink", "LinkLoop",
+            "SpecialFile" (pipes, sockets, devices), "EmptyFolder" (its path ends in "/") and "TemporaryFile".
         """
-        return sorted(self.list(), key=lambda entry: entry.path), []
+        left_out: LeftOut = []
+        return sorted(self.list(left_out=left_out), key=lambda entry: entry.path), sorted(left_out)
 
     def exists(self) -> bool:
         """Whether the folder exists; in an object store, whether it has any object."""
@@ -222,11 +233,11 @@ class Store:
 
     def remove_empty_folders(self, path: str) -> None:
         """Remove the empty folders in this folder. An object store has no folders."""
-        self._remove_empty_folders(check_path(path.rstrip("/")))
+        self._remove_empty_folders(self._checked(path.rstrip("/")))
 
     def sync_folders(self, paths: Iterable[str]) -> None:
         """Sync the names of these files, and of the folders that they are in, to the disk."""
-        self._sync_folders([check_path(path) for path in paths])
+        self._sync_folders([self._checked(path) for path in paths])
 
     # ---- reading
 
@@ -236,25 +247,18 @@ class Store:
 
     def stat(self, path: str) -> Entry | None:
         """Return the file at `path`, or None."""
-        return self._stat(check_path(path))
+        return self._stat(self._checked(path))
 
     def read_small(self, path: str, limit: int) -> bytes:
         """Read all of a small file. FormatError if the file has more than `limit` bytes; then no more are read."""
-        return self._read_small(check_path(path), limit)
+        return self._read_small(self._checked(path), limit)
 
     def read_if_unchanged(self, path: str, size: int, stamp: str | None = None) -> bytes | None:
-        """Read all of a small file of `size` bytes in one step, where the storage can.
+        """Read all of a small file of `size` bytes, and of this stamp, in one step, where the storage can.
 
-        Args:
-            path: The file.
-            size: Its size in bytes.
-            stamp: As `Entry` has it: the file must not have changed.
-
-        Returns:
-            The bytes, or None if anything is in the way. Then use `open_once` or `open_seekable`, which raise the right
-            error.
+        Returns None if anything is in the way: `open_once` and `open_seekable` raise the right error.
         """
-        return self._read_if_unchanged(check_path(path), size, stamp)
+        return self._read_if_unchanged(self._checked(path), size, stamp)
 
     def open_seekable(self, path: str, entry: Entry | None = None, *, tail: bool = False) -> Any:
         """Return what `AgsReader` takes to read a file: a `LocalFile`, or a seekable binary file, to be closed.
@@ -267,11 +271,11 @@ class Store:
             entry: The file's entry, if it is known: saves a request, or else S3 tells it with the first 64 KiB.
             tail: Whether S3 is asked for the last 64 KiB in their place.
         """
-        return self._open_seekable(check_path(path), entry, tail)
+        return self._open_seekable(self._checked(path), entry, tail)
 
     def open_once(self, path: str) -> ReadOnce:
         """Open a file that is read once, from its beginning to its end: see `ReadOnce`."""
-        return self._open_once(check_path(path))
+        return self._open_once(self._checked(path))
 
     # ---- writing
 
@@ -284,7 +288,7 @@ class Store:
             FileExistsError: The file exists.
             PolicyError: The store cannot do that.
         """
-        self._create_exclusive(check_path(path), data)
+        self._create_exclusive(self._checked(path), data)
 
     def begin(
         self,
@@ -306,29 +310,21 @@ class Store:
             NotAFileError: A pipe, a device, a socket or a folder is there.
         """
         local = {"private": private, "fsync": fsync, "mode": mode, "mtime_ns": mtime_ns}
-        return self._begin(check_path(path), exclusive, check_tag(tag), **local)
+        return self._begin(self._checked(path), exclusive, check_tag(tag), **local)
 
     def write_if_new(
         self, path: str, data: bytes, *, fsync: bool = False, mode: int | None = None, mtime_ns: int | None = None
     ) -> bool:
-        """Write a small file that does not exist, in one step, where the storage can.
+        """Write a small file that does not exist, in one step, where the storage can. The arguments are `NewFile`'s.
 
-        Args:
-            path: The file.
-            data: Its bytes.
-            fsync: Return only when file and folder are on the disk.
-            mode: See `NewFile`.
-            mtime_ns: See `NewFile`.
-
-        Returns:
-            Whether the file was written. If not, nothing is left of the file: `begin` does the same in several
-            steps, replaces an existing file, and raises the right error.
+        Returns whether the file was written. If not, nothing is left of the file: `begin` does the same in several
+        steps, replaces an existing file, and raises the right error.
         """
-        return self._write_if_new(check_path(path), data, fsync, mode, mtime_ns)
+        return self._write_if_new(self._checked(path), data, fsync, mode, mtime_ns)
 
     def write_small(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
         """Write a new file with these bytes: like `begin`, `write` and `publish`, but quicker for a small file."""
-        if self._write_if_new(check_path(path), data, fsync, None, None):
+        if self._write_if_new(self._checked(path), data, fsync, None, None):
             return
         new = self.begin(path, tag=tag, fsync=fsync)
         try:
@@ -343,45 +339,36 @@ class Store:
         Raises:
             BlockingIOError: Another process holds the lock.
         """
-        return self._lock(check_path(path))
+        return self._lock(self._checked(path))
 
     def is_locked(self, path: str) -> bool | None:
         """Whether a living process holds the lock of `path`; None if the storage has no locks."""
-        return self._is_locked(check_path(path))
+        return self._is_locked(self._checked(path))
 
     def delete(self, path: str) -> None:
         """Remove a file, if it exists. If `path` is a link, the link is removed."""
-        self._delete(check_path(path), None)
+        self._delete(self._checked(path), None)
 
     def delete_read(self, entry: Entry) -> None:
         """Remove the file that was read as `entry`.
 
         OSError if the file has changed since, or if `path` is a link, so that the file that was read is elsewhere.
         """
-        self._delete(check_path(entry.path), entry)
+        self._delete(self._checked(entry.path), entry)
 
     # ---- for subclasses: paths and tags have been checked
 
-    def _stat(self, path: str) -> Entry | None:
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def _read_small(self, path: str, limit: int) -> bytes:
-        raise NotImplementedError
+        def _stat(self, path: str) -> Entry | None: ...
+        def _read_small(self, path: str, limit: int) -> bytes: ...
+        def _open_seekable(self, path: str, entry: Entry | None, tail: bool) -> Any: ...
+        def _open_once(self, path: str) -> ReadOnce: ...
+        def _create_exclusive(self, path: str, data: bytes) -> None: ...
+        def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> NewFile | NewObject: ...
 
     def _read_if_unchanged(self, path: str, size: int, stamp: str | None) -> bytes | None:
         return None
-
-    def _open_seekable(self, path: str, entry: Entry | None, tail: bool) -> Any:
-        raise NotImplementedError
-
-    def _open_once(self, path: str) -> ReadOnce:
-        raise NotImplementedError
-
-    def _create_exclusive(self, path: str, data: bytes) -> None:
-        raise NotImplementedError
-
-    def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> NewFile | NewObject:
-        raise NotImplementedError
 
     def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
         return False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 from ags_fast.fs.base import Store
 from ags_fast.fs.local import LocalStore
-from ags_fast.fs.paths import absolute_path, folder_of
+from ags_fast.fs.paths import absolute_path, folder_of, split_chain
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
@@ -15,27 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["file_at", "store_class"]
 
+STORES = {"memory": ("fsspec", "MemoryStore")}
+STORES |= dict.fromkeys(("s3", "s3a"), ("s3", "S3Store")) | dict.fromkeys(("gs", "gcs"), ("gcs", "GcsStore"))
+STORES |= dict.fromkeys(("az", "abfs", "abfss"), ("azure", "AzureStore"))
+
 
 def store_class(url: str) -> type[Store]:
     """Return the class of store that a path or a URL needs. Stores over fsspec are imported with their first URL."""
     if absolute_path(url) is not None:
         return LocalStore
-    scheme = url.partition(":")[0]
-    if scheme in ("s3", "s3a") and "::" not in url:
-        from ags_fast.fs.s3 import S3Store
-
-        return S3Store
-    if scheme in ("gs", "gcs") and "::" not in url:
-        from ags_fast.fs.gcs import GcsStore
-
-        return GcsStore
-    if scheme in ("az", "abfs", "abfss") and "::" not in url:
-        from ags_fast.fs.azure import AzureStore
-
-        return AzureStore
-    from ags_fast.fs.fsspec import MemoryStore, OtherStore
-
-    return MemoryStore if scheme == "memory" and "::" not in url else OtherStore
+    module, name = STORES.get(url.partition(":")[0] if "::" not in url else "", ("fsspec", "OtherStore"))
+    found: type[Store] = getattr(importlib.import_module(f"ags_fast.fs.{module}"), name)
+    return found
 
 
 Store.choose = store_class
@@ -48,15 +40,10 @@ def file_at(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | No
         ValueError: No file can have this URL.
     """
     text = os.fsdecode(url)
-    chain, colons, last = "", "", text
-    if "::" in text:  # a chained URL of fsspec: the first part with a path has the file's path
-        chain, colons, last = text.partition("::")
-        if "://" in chain:
-            chain, colons, last = "", "", chain
-    rest = text[len(chain) + len(colons) + len(last) :]
-    rooted = "::" in text or last.startswith("memory://")  # elsewhere the first name is a bucket's
-    folder = f"{last.rpartition('/')[0]}/" if rooted else folder_of(last)
-    name = last.rpartition("/")[2]
+    path, below = split_chain(text)
+    above, slash, name = path.rpartition("/")
+    rooted = below or (above + slash).endswith(("memory://", "ags://"))  # elsewhere the first name is a bucket's
+    folder = above + slash if rooted else folder_of(path)
     if folder is None or not name:
         raise ValueError(f"{text!r} is not the path of a file")
-    return Store(chain + colons + folder + rest, storage_options), name
+    return Store(folder + below, storage_options), name

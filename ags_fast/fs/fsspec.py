@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.fs.new import NewObject
 from ags_fast.fs.paths import temporary_name, temporary_tag
-from ags_fast.fs.remote import RemoteStore, entry_of, file_exists, path_of
+from ags_fast.fs.remote import RemoteStore, file_exists
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Collection
+
+    from ags_fast.fs.base import LeftOut
 
 __all__ = ["MemoryStore", "OtherStore"]
 
@@ -79,9 +81,9 @@ class OtherStore(RemoteStore):
         fs, _ = self.connect()
         try:
             if _renames(fs):
-                folder, _, name = self.at(path).rpartition("/")
+                folder, slash, name = self.at(path).rpartition("/")
                 fs.makedirs(folder, exist_ok=True)
-                return _Renamed(fs, f"{folder}/{temporary_name(name, tag)}", self.at(path))
+                return _Renamed(fs, folder + slash + temporary_name(name, tag), self.at(path))
             return _Discardable(fs, self.at(path), self)
         except NotImplementedError:
             raise self.refusal("write files") from None
@@ -89,30 +91,26 @@ class OtherStore(RemoteStore):
     def _sweep(
         self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
     ) -> builtins.list[str]:
-        fs, root = self.connect()
+        left_out: LeftOut = []
         swept = []
-        try:
-            found = fs.find(root, detail=True)
-        except FileNotFoundError:
-            return []
-        for name, info in found.items():
-            of = temporary_tag(name.rpartition("/")[2])
-            if of is None or tag not in (None, of) or not name[len(root) + 1 :].startswith(below):
-                continue
-            if age_unlocked > 0 and time.time() - entry_of(name, info).modified < age_unlocked:
-                continue
-            try:
-                fs.rm_file(name)
-                swept.append(name[len(path_of(fs, root)) + 1 :])
-            except FileNotFoundError:
-                pass
+        for _ in self.list(below, left_out=left_out):
+            pass
+        for path, kind, _ in left_out:
+            if kind == "TemporaryFile" and tag in (None, temporary_tag(path.rpartition("/")[2])):
+                found = self.stat(path)
+                if found is not None and (age_unlocked <= 0 or time.time() - found.modified >= age_unlocked):
+                    self.delete(path)
+                    swept.append(path)
         return swept
 
 
 def _renames(fs: Any) -> bool:
     """Whether a file gets another name in one step, not by a copy, which others would see grow."""
     from fsspec import AbstractFileSystem
+    from fsspec.implementations.dirfs import DirFileSystem
 
+    while isinstance(fs, DirFileSystem):  # passes requests to another one
+        fs = fs.fs
     return type(fs).mv is not AbstractFileSystem.mv
 
 
@@ -122,11 +120,11 @@ class _Renamed(NewObject):
     atomic = False  # file systems differ in what they do if the file exists
 
     def __init__(self, fs: Any, temporary: str, path: str) -> None:
+        self._file = fs.open(temporary, "wb")
         super().__init__()
         self.path = path
         self._fs = fs
         self._temporary = temporary
-        self._file = fs.open(temporary, "wb")
 
     def _write(self, view: memoryview) -> None:
         _write_all(self._file, view)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
+    from ags_fast.fs.base import LeftOut
+
 __all__ = ["GcsStore"]
 
 CHUNK_NBYTES = 8 << 20  # of an upload; a multiple of 256 KiB, as Google wants it
@@ -98,7 +100,7 @@ class GcsStore(ObjectStore):
         except (aiohttp.ClientError, requests.RequestException, TimeoutError, ValueError) as error:
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """See `Store.list`."""
         bucket, start = self.key(prefix)
         skip = len(start) - len(prefix)
@@ -111,9 +113,9 @@ class GcsStore(ObjectStore):
             token = answer.get("nextPageToken")
             if token:  # request the next page while the caller works on this one
                 page = self.submit("GET", "b/{}/o", bucket, **query, pageToken=token)
-            for found in answer.get("items", ()):
-                if not found["name"].endswith("/") and found["name"][skip:] > after:  # some mark a folder so
-                    yield _entry(found["name"][skip:], found)
+            for entry in (_entry(found["name"][skip:], found) for found in answer.get("items", ())):
+                if (entry.path > after or not after) and self._is_file(entry, left_out):
+                    yield entry
             if not token:
                 return
 

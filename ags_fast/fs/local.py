@@ -17,7 +17,7 @@ from ags_fast.fs.base import Entry, ReadOnce, Store
 from ags_fast.fs.below import A_PATH, LISTED, OpenFolder, Root, fsync_folder, lock, lstat, not_a_file, regular
 from ags_fast.fs.lacking import may_lack
 from ags_fast.fs.new import NewFile
-from ags_fast.fs.paths import absolute_path
+from ags_fast.fs.paths import absolute_path, check_path, in_store, on_disk
 from ags_fast.fs.walk import sweep, walk
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import builtins  # in the class LocalStore, list is a method
     from collections.abc import Collection, Iterator, Mapping
     from typing import Any
+
+    from ags_fast.fs.base import LeftOut
 
 __all__ = ["LocalFile", "LocalStore"]
 
@@ -87,6 +89,7 @@ class LocalStore(Store):
     """A folder of this machine. Files are opened, made and removed below it only: see `ags_fast.fs.below`."""
 
     local = True
+    _checked = staticmethod(lambda path: on_disk(check_path(path)))
 
     def __init__(
         self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, follow: bool = False
@@ -95,27 +98,23 @@ class LocalStore(Store):
         assert path is not None
         super().__init__(path, storage_options, follow)
         self.url = path  # the root of all has its slash
+        self._around = f"{in_store(path).rstrip('/')}/", ""
         self._root = Root(path, follow)
         self._made_folders: set[str] = set()
 
     # ---- the folder
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """See `Store.list`."""
-        return walk(self._root, prefix, None, after)
+        return walk(self._root, on_disk(prefix), left_out, on_disk(after))
 
     def names(self, folder: str) -> builtins.list[str]:
         """See `Store.names`."""
         try:
-            found = OpenFolder(self._root.open_to_read(folder.rstrip("/"), LISTED))
+            found = OpenFolder(self._root.open_to_read(on_disk(folder.rstrip("/")), LISTED))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return os.listdir(found.fd)
-
-    def list_all(self) -> tuple[builtins.list[Entry], builtins.list[tuple[str, str, str]]]:
-        """See `Store.list_all`."""
-        left_out: builtins.list[tuple[str, str, str]] = []
-        return sorted(walk(self._root, "", left_out), key=lambda entry: entry.path), sorted(left_out)
+        return [*map(in_store, os.listdir(found.fd))]
 
     def exists(self) -> bool:
         """See `Store.exists`."""
@@ -137,7 +136,7 @@ class LocalStore(Store):
     def _sweep(
         self, tag: str | None, age: float, age_unlocked: float, paths: Collection[str], below: str
     ) -> builtins.list[str]:
-        return sweep(self._root, tag, age, age_unlocked, paths, below)
+        return [*map(in_store, sweep(self._root, tag, age, age_unlocked, [*map(on_disk, paths)], on_disk(below)))]
 
     def _remove_empty_folders(self, path: str) -> None:
         try:
@@ -178,7 +177,7 @@ class LocalStore(Store):
             info = os.fstat(fd)
         finally:
             os.close(fd)
-        return Entry.of(path, info) if stat.S_ISREG(info.st_mode) else None
+        return Entry.of(in_store(path), info) if stat.S_ISREG(info.st_mode) else None
 
     def _read_small(self, path: str, limit: int) -> bytes:
         fd, info = self._root.open_regular(path)
@@ -196,7 +195,7 @@ class LocalStore(Store):
         try:
             mtime_ns = None if stamp is None else int(stamp)
             if self.follow:
-                return read_whole(None, self.full_path(path), size, mtime_ns)
+                return read_whole(None, self._root.full_path(path), size, mtime_ns)
             return read_whole(self.url, path, size, mtime_ns)
         except (OverflowError, ValueError):  # no stamp that a file has here
             return None
@@ -217,18 +216,19 @@ class LocalStore(Store):
 
     def _begin(self, path: str, exclusive: bool, tag: str, **local: Any) -> NewFile:
         if self._is_too_long(path):
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self.full_path(path))
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self._root.full_path(path))
         below, _, name = path.rpartition("/")
         folder = self._root.folder(below, make=True)
         found = lstat(name, folder.fd)
         if found is not None and not exclusive and stat.S_ISLNK(found.st_mode):
             folder, name = self._root.resolve(path)  # the link's target is what gets replaced
             found = lstat(name, folder.fd)
-        return NewFile(self.full_path(path), tag=tag, exclusive=exclusive, within=(folder, name, found), **local)
+        within = folder, name, found
+        return NewFile(self._root.full_path(path), tag=tag, exclusive=exclusive, within=within, **local)
 
     def _is_too_long(self, path: str) -> bool:
         """Refuse a path that is too long: descriptors of folders could write the file, but no path could open it."""
-        whole = self.full_path(path)
+        whole = self._root.full_path(path)
         return 4 * len(whole) > PATH_NBYTES and len(os.fsencode(whole)) > PATH_NBYTES
 
     def _write_if_new(self, path: str, data: bytes, fsync: bool, mode: int | None, mtime_ns: int | None) -> bool:
@@ -252,7 +252,7 @@ class LocalStore(Store):
         for _ in range(HOLD_ATTEMPTS):
             try:
                 folder = self._root.folder(below, make=True)
-                fd, info = regular(os.open(name, flags, 0o666, dir_fd=folder.fd), self.full_path(path))
+                fd, info = regular(os.open(name, flags, 0o666, dir_fd=folder.fd), self._root.full_path(path))
                 file = io.FileIO(fd, "ab")
                 locked = lock(fd)
                 if locked is None:
@@ -264,7 +264,7 @@ class LocalStore(Store):
             except FileNotFoundError:  # removed meanwhile, or its folder
                 continue
             time.sleep(0.01)  # a call of `is_locked` locks the file for a moment
-        raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", self.full_path(path))
+        raise BlockingIOError(errno.EWOULDBLOCK, "a living process holds it", self._root.full_path(path))
 
     def _is_locked(self, path: str) -> bool | None:
         try:

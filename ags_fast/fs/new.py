@@ -283,14 +283,11 @@ class NewObject:
             self._done = True
             self._discard()
 
-    def _write(self, view: memoryview) -> None:
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    def _publish(self) -> None:
-        raise NotImplementedError
-
-    def _discard(self) -> None:
-        raise NotImplementedError
+        def _write(self, view: memoryview) -> None: ...
+        def _publish(self) -> None: ...
+        def _discard(self) -> None: ...
 
 
 def pwrite_all(file: Descriptor, data: bytes | memoryview, offset: int) -> None:

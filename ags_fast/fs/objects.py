@@ -232,25 +232,22 @@ class Upload(NewObject):
         for part in self._parts:
             part.cancel()
 
-    def _put(self, data: bytes) -> None:
-        """Send the whole object in one request. FileExistsError if the object is exclusive and one is there."""
-        raise NotImplementedError
-
     def _start(self) -> None:
         """Begin an upload in parts."""
-
-    def _send_part(self, number: int, data: bytes, last: bool) -> Future[Any]:
-        """Send a part; the first is number 0. The last one may not be known to be the last if it is full."""
-        raise NotImplementedError
-
-    def _complete(self, answers: Sequence[Any]) -> None:
-        """Make an object of the parts, by the answers to them. FileExistsError as for `_put`."""
-        raise NotImplementedError
 
     def _abort(self) -> Future[Any] | None:
         """Let the server forget the parts, if it can."""
         return None
 
-    def _writer_there(self) -> str | None:
-        """The writer of the object that is there. OSError if there is none."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+        # Send the whole object in one request. FileExistsError if the object is exclusive and one is there.
+        def _put(self, data: bytes) -> None: ...
+
+        # Send a part; the first is number 0. The last one may not be known to be the last if it is full.
+        def _send_part(self, number: int, data: bytes, last: bool) -> Future[Any]: ...
+
+        # Make an object of the parts, by the answers to them. FileExistsError as for `_put`.
+        def _complete(self, answers: Sequence[Any]) -> None: ...
+
+        # The writer of the object that is there. OSError if there is none.
+        def _writer_there(self) -> str | None: ...

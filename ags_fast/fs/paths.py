@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from ags_fast.errors import PolicyError
 
@@ -12,11 +13,16 @@ __all__ = [
     "check_path",
     "check_tag",
     "folder_of",
+    "in_store",
     "local_path",
+    "on_disk",
+    "split_chain",
     "temporary_name",
     "temporary_tag",
 ]
 
+CACHES = ("simplecache", "filecache", "blockcache", "cached")  # of fsspec: they have the paths of what they keep
+UTF8 = sys.getfilesystemencoding() == "utf-8"
 SUFFIX = ".agstmp"  # of every temporary name: .<name>.<tag>.<16 hex digits>.agstmp
 
 
@@ -52,6 +58,25 @@ def folder_of(path: str) -> str | None:
     return folder or "."
 
 
+def split_chain(url: str) -> tuple[str, str]:
+    """Split a URL behind the path in it. A chained URL of fsspec has the path in its first part that is no cache."""
+    first, colons, rest = url.partition("::")
+    if colons and first.removesuffix("://") in CACHES:
+        path, below = split_chain(rest)
+        return first + colons + path, below
+    return f"{first}://" if colons and first.isalnum() else first, colons + rest
+
+
+def on_disk(path: str) -> str:
+    """Return a path of a store as `os` takes it. The names of a store are UTF-8, also where the locale is another."""
+    return path if UTF8 else os.fsdecode(path.encode("utf-8", "surrogateescape"))
+
+
+def in_store(path: str) -> str:
+    """Return a path that `os` gave as a path of a store."""
+    return path if UTF8 else os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
 def check_path(path: str) -> str:
     """Return the path of a file in a store. PolicyError if it may lead out of the store."""
     if not {"", ".", ".."}.isdisjoint(path.split("/")):
@@ -68,9 +93,7 @@ def check_tag(tag: str) -> str:
 
 def temporary_name(name: str, tag: str) -> str:
     """Return a new temporary name for the file `name`."""
-    shown = name
-    if len(name) > 100 or not name.isascii():  # a name has up to 255 bytes, whatever its characters
-        shown = os.fsdecode(os.fsencode(name)[:100])
+    shown = name[: 100 if name.isascii() else 25]  # a name has up to 255 bytes, and a character up to four
     return f".{shown}.{tag}.{os.urandom(8).hex()}{SUFFIX}"
 
 

@@ -9,6 +9,7 @@ import asyncio
 import datetime
 import errno
 import os
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._extras import install
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
     import builtins  # in the class RemoteStore, list is a method
     from collections.abc import Iterator, Mapping
 
+    from ags_fast.fs.base import LeftOut
     from ags_fast.fs.ranges import _Answer
 
-__all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "path_of", "replaced"]
+__all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "replaced"]
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # the extra that brings what URLs of a scheme need
 EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure-storage")
 S3FS, BOTOCORE = (2026, 3), (1, 36)  # the first that can do all that is asked of them
 CONNECTIONS = 16  # kept for stores with the same options
+FOLDER_ROOT = re.compile(r"(\w+::)*dir(:/+)?::")  # the root of fsspec's DirFileSystem, perhaps behind a cache
 REQUESTS = 64  # to S3 at once, in a process; the options may have config_kwargs={"max_pool_connections": N}
 
 
@@ -58,34 +61,44 @@ class RemoteStore(Store):
 
     def at(self, path: str) -> str:
         """Return the path of a file in the file system."""
-        return f"{self.connect()[1]}/{path}"
+        root = self.connect()[1]
+        return root + path if root.endswith("/") or not root else f"{root}/{path}"
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """See `Store.list`."""
         fs, root = self.connect()
         folder = prefix.rpartition("/")[0]
         try:
-            found = fs.find(f"{root}/{folder}" if folder else root, detail=True)
+            found = fs.find(self.at(folder) if folder else root, detail=True)
         except FileNotFoundError:
             return
-        skip = len(path_of(fs, root)) + 1
+        skip, others = len(self.at("")), [] if left_out is None else left_out
         for name, info in sorted(found.items()):
             path = name[skip:]
-            if path <= after:
+            if path <= after or not path.startswith(prefix):
                 continue
-            if path.startswith(prefix) and info["type"] == "file" and temporary_tag(path.rpartition("/")[2]) is None:
-                yield self._entry(path, info if info["size"] is not None else fs.info(name))
+            if info["type"] != "file":
+                others.append((path, "SpecialFile", f"a {info['type']}, which has no content to read"))
+            elif temporary_tag(path.rpartition("/")[2]) is not None:
+                others.append((path, "TemporaryFile", "a file in the making, or left by a dead job"))
+            else:
+                entry = self._entry(path, info if info["size"] is not None else fs.info(name))
+                if self._is_file(entry, left_out):
+                    yield entry
+
+    @staticmethod
+    def _is_file(entry: Entry, left_out: LeftOut | None) -> bool:
+        """Whether what is listed is taken as a file. With `left_out`, so is content whose name ends in a slash."""
+        named = entry.path != "" and not entry.path.endswith("/")
+        if not (named or entry.size or left_out is None):
+            left_out.append((entry.path, "EmptyFolder", "the mark of a folder: a dataset has files only"))
+        return named or (left_out is not None and entry.size > 0)
 
     def page(self, folder: str, after: str, count: int) -> tuple[builtins.list[Entry], bool]:
-        """List some files of a folder, without the folders in it: those whose names sort after a name.
+        """List files of a folder, without the folders in it: those whose names sort after a name.
 
-        Args:
-            folder: The folder; ends in a slash.
-            after: The name; "" is before all names.
-            count: How many files at most, where the storage can list a part of a folder. Elsewhere all are listed.
-
-        Returns:
-            The files, and whether there is more in the folder after them.
+        They are at most `count` where the storage can list a part of a folder, which ends in a slash. Returns the
+        files, and whether there is more in the folder after them.
         """
         skip = len(folder)
         return [e for e in self.list(folder) if "/" not in e.path[skip:] and e.path[skip:] > after], False
@@ -139,12 +152,7 @@ class RemoteStore(Store):
     def look(self, path: str, tail: bool = False) -> Looked:
         """Look at a file that is to be read, in one request if the storage tells size and stamp with some bytes.
 
-        Args:
-            path: The file.
-            tail: Whether its last bytes are wanted, not its first.
-
-        Raises:
-            FileNotFoundError: There is no such file.
+        With `tail`, these are its last bytes, else its first. FileNotFoundError if there is no such file.
         """
         entry = self._stat(path)
         if entry is None:
@@ -187,12 +195,6 @@ class RemoteStore(Store):
 
 # Shared by stores with the same options: to connect to S3 takes 0.1 s. A child of a fork does not use its parent's.
 _connections: dict[tuple[int, str, str], tuple[Any, str]] = {}
-
-
-def path_of(fs: Any, url: str) -> str:
-    """Return a URL's path in its file system, as `find` lists paths."""
-    path: str = fs._strip_protocol(url)  # noqa: SLF001 (fsspec documents it for plugins, and has no public name for it)
-    return path
 
 
 def _check_s3() -> None:
@@ -238,12 +240,16 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             found = _connections.setdefault(key, made)
         fs, root = found
         if extra is not None:
-            root = path_of(fs, url)
+            root = fs._strip_protocol(url).rstrip("/")  # noqa: SLF001 (fsspec documents it for plugins)
+        elif FOLDER_ROOT.match(url):
+            root = ""  # fsspec gives the next part's path, as it is right for caches
+        else:
+            root = root or fs.root_marker  # with which names in listings begin
     except ImportError as error:
         if extra is None:
             raise ImportError(f"{scheme} URLs need fsspec, and its package for such URLs: {error}") from error
         raise ImportError(f"{scheme} URLs need the extra {extra} ({error}): {install(extra)}") from error
-    return fs, root.rstrip("/")
+    return fs, root
 
 
 def entry_of(path: str, info: Mapping[str, Any]) -> Entry:

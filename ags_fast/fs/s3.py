@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
+    from ags_fast.fs.base import LeftOut
+
 __all__ = ["PART_NBYTES", "S3Store"]
 
 FIXED_PART_NBYTES = 64 << 20  # where all parts must have one size
@@ -52,7 +54,7 @@ class S3Store(ObjectStore):
         """Let the thread of fsspec make a request: see `call`."""
         return self.run(_ask(self.connect()[0], request, **arguments))
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """See `Store.list`."""
         where = self.key(prefix)
         skip = len(where["Key"]) - len(prefix)
@@ -64,9 +66,9 @@ class S3Store(ObjectStore):
             answer = page.result()
             if answer.get("IsTruncated"):  # request the next page while the caller works on this one
                 page = self.submit("list_objects_v2", **query, ContinuationToken=answer["NextContinuationToken"])
-            for found in answer.get("Contents", ()):
-                if not found["Key"].endswith("/"):  # which is how some mark a folder
-                    yield _entry(skip, found)
+            for entry in (_entry(skip, found) for found in answer.get("Contents", ())):
+                if self._is_file(entry, left_out):
+                    yield entry
             if not answer.get("IsTruncated"):
                 return
 

@@ -12,7 +12,7 @@ from ags_fast.errors import PolicyError
 from ags_fast.fs.base import Entry
 from ags_fast.fs.below import A_PATH, LISTED, OpenFolder, Root, lock, lstat
 from ags_fast.fs.lacking import may_lack
-from ags_fast.fs.paths import temporary_tag
+from ags_fast.fs.paths import in_store, temporary_tag
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this package
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None, a
             if not above:
                 raise
             if left_out is not None:  # it was a folder a moment ago
-                left_out.append((shown.rstrip("/"), "OutsideLink", REASONS["OutsideLink"]))
+                left_out.append((in_store(shown).rstrip("/"), "OutsideLink", REASONS["OutsideLink"]))
             continue
         try:
             itself = os.fstat(fd)
@@ -60,11 +60,11 @@ def walk(root: Root, prefix: str, left_out: list[tuple[str, str, str]] | None, a
                     if kind == "Folder":
                         todo.append((f"{path}/", here))
                     elif kind == "File" and info is not None and path > after:
-                        yield Entry.of(path, info)
+                        yield Entry.of(in_store(path), info)
                     elif kind and left_out is not None:
-                        left_out.append((path, kind, _reason(kind, info)))
+                        left_out.append((in_store(path), kind, _reason(kind, info)))
             if empty and shown and left_out is not None:
-                left_out.append((shown, "EmptyFolder", "an empty folder: a dataset has files only"))
+                left_out.append((in_store(shown), "EmptyFolder", "an empty folder: a dataset has files only"))
         finally:
             os.close(fd)
         stem = ""
@@ -123,10 +123,8 @@ def _reason(kind: str, info: os.stat_result | None) -> str:
     """Return why an entry of this kind is left out."""
     if kind != "SpecialFile" or info is None:
         return REASONS[kind]
-    for name, test in (("pipe", stat.S_ISFIFO), ("socket", stat.S_ISSOCK), ("folder", stat.S_ISDIR)):
-        if test(info.st_mode):
-            return f"a {name}, which has no content to read"
-    return "a device, which has no content to read"
+    name = {"p": "pipe", "s": "socket", "d": "folder"}.get(stat.filemode(info.st_mode)[0], "device")
+    return f"a {name}, which has no content to read"
 
 
 def sweep(

@@ -335,7 +335,7 @@ class Rotating:
                         self.report(row)
                     bar.update(counts[row.src])
                     if row.status == "ok" and row.dst is not None:
-                        done.append(row.dst.removeprefix(log.store.full_path("")))
+                        done.append(log.store.path_in(row.dst))
                         job.has_copied(done[-1:])
 
             self.engine.run(context, [CopyTask(table, table.rows * each) for table in work.tables], 0, report)

@@ -349,10 +349,10 @@ def commit_files(
 
     whole: commit all of them, or nothing if another job has changed one of the paths.
     """
-    store, above = job.log.store, len(job.log.store.full_path(""))
+    store = job.log.store
     by_name = {entry.file: entry for entry in entries}
     good = [
-        with_lengths(by_name[row.dst[above:]], row.file_length or 0, row.plain_length)
+        with_lengths(by_name[store.path_in(row.dst)], row.file_length or 0, row.plain_length)
         for row in rows
         if row.status == "ok" and row.dst is not None
     ]

@@ -143,3 +143,12 @@ def resume_frugally(src: str, dataset: str, kms: dict[str, str]) -> None:
     assert result.counts == {"ok": 1500, "skipped": 0, "failed": 0}, result
     files = [path for path in calls.opened if not path.startswith(("_ags", ".."))]
     print(len(files), max(calls.listed[str(n)] for n in range(7)), calls.stats)
+
+
+def round_trip(src: Any, dataset: Any, other: Any, out: Any, kms: Any) -> None:
+    """Encrypt a tree, and decrypt a dataset that another process has made. Prints what was encrypted."""
+    made = jobs.encrypt_files(src, dataset, kms=kms, wrapping_key_id="master", fsync=False)
+    jobs.verify_files(dataset, kms=kms).raise_for_failures()
+    jobs.encrypt_files(src, other, kms=kms, fsync=False).raise_for_failures()  # nothing is new
+    done = jobs.decrypt_files(other, out, kms=kms, fsync=False)
+    print(ascii([sorted((row.status, row.src) for row in made.rows), done.counts]))

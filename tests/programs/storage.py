@@ -160,3 +160,28 @@ def leave_uploads(store: Store) -> None:
         new = store.begin(name)
         new.write(bytes(size))
         left.append(new)
+
+
+def names_of_store(store: Store) -> None:
+    """What a store says, does and gives back, of names that may not be those of the locale."""
+    found, left_out = store.list_all()
+    assert found == sorted(store.list(), key=lambda entry: entry.path)
+    for entry in found:
+        assert store.stat(entry.path) == entry
+        assert store.read_small(entry.path, 100) == b"x"
+        assert store.read_if_unchanged(entry.path, 1, entry.stamp) == b"x"
+        folder, slash, name = entry.path.rpartition("/")
+        assert name in store.names(folder + slash)
+        assert {entry.path} == {one.path for one in store.list(entry.path)} == store.existing([entry.path])
+        store.write_small(f"new/{entry.path}", b"n")
+        with store.begin(f"begun/{entry.path}") as new:
+            new.write(b"n")
+            new.publish()
+        with store.open_once(f"begun/{entry.path}") as file:
+            assert not file.changed()
+        store.create_exclusive(f"only/{entry.path}", b"n")
+        store.delete_read(entry)
+        assert store.path_in(store.full_path(entry.path)) == entry.path
+    store.sync_folders(f"new/{entry.path}" for entry in found)
+    print(ascii([entry.path for entry in found]), ascii(left_out), ascii(store.full_path("ü")))
+    print(ascii(store.sweep(older_than=0)))

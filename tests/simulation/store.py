@@ -58,7 +58,7 @@ class SimStore(Store):
         """One request at a time, so that a schedule is the same when it is run again."""
         return False
 
-    def list(self, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def list(self, prefix: str = "", after: str = "", left_out: Any = None) -> Iterator[Entry]:
         """See `Store.list`. Each page is a request."""
         after, more = after and self._at(after), True
         while more:
