@@ -8,11 +8,12 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import MASTER, QUIET, decrypted, encrypt, make_kms
+from datasets import MASTER, QUIET, decrypted, encrypt, make_kms, read_tree, write_tree
+from parquet_files import rich
 
 from ags_fast import Dataset, PolicyError
 from ags_fast.fs import Store
-from ags_fast.jobs import decrypt_files, encrypt_files, rekey_files, sweep, verify_files
+from ags_fast.jobs import decrypt_files, encrypt_files, rekey_files, remove_files, sweep, verify_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -195,3 +196,52 @@ def test_names_that_the_target_cannot_have(kms: dict[str, str], tmp_path: Path, 
     encrypt(tmp_path / "src", tmp_path / "ds", kms).raise_for_failures()
     done = decrypt_files(tmp_path / "ds", f"s3://{bucket}/out", **options)
     assert done.counts == {"ok": 1, "skipped": 0, "failed": 1}
+
+
+# ---------------------------------------------------------------- names that are patterns, too
+
+MAGIC = {"a[1].csv": b"1", "a1.csv": b"2", "*": b"3", "b?/x": b"4", "bc/x": b"5"}
+
+
+@pytest.mark.parametrize("name", ["a[1].csv", "*", "b?/x"])
+def test_an_exact_name_wins_over_a_pattern(kms: dict[str, str], tmp_path: Path, name: str) -> None:
+    src = write_tree(tmp_path / "src", MAGIC)
+    for way, left in (("include", {name}), ("exclude", MAGIC.keys() - {name})):
+        encrypt(src, tmp_path / way, kms, **{way: name})
+        assert decrypted(tmp_path / way, kms).keys() == left
+    encrypt(src, tmp_path / "ds", kms)
+    dataset = Dataset.open(tmp_path / "ds", kms=kms)
+    assert [file.path for file in dataset.files(name)] == [name]
+    done = decrypt_files(tmp_path / "ds", tmp_path / "out", kms=kms, paths=name, **QUIET)
+    assert read_tree(tmp_path / "out") == {name: MAGIC[name]}
+    assert done.counts["ok"] == 1
+    gone = remove_files(tmp_path / "ds", name, kms=kms)
+    assert [row.src for row in gone.rows] == [row.src for row in done.rows]
+    assert decrypted(tmp_path / "ds", kms).keys() == MAGIC.keys() - {name}
+
+
+def test_folders_whose_names_are_patterns(kms: dict[str, str], tmp_path: Path) -> None:
+    src = write_tree(tmp_path / "src", MAGIC)
+    encrypt(src, tmp_path / "ds", kms, include="b?")
+    assert decrypted(tmp_path / "ds", kms) == {"b?/x": b"4"}
+    encrypt(src, tmp_path / "two", kms, include="a?.csv")  # no such name: a pattern
+    assert decrypted(tmp_path / "two", kms) == {"a1.csv": b"2"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_checksums_that_are_restored_or_somebodys_own(kms: dict[str, str], tmp_path: Path, overwrite: bool) -> None:
+    """Only the checksum of a file that is replaced goes, and not if the dataset has another one."""
+    pytest.importorskip("pyarrow")
+    plain = {f"{above}{name}.parquet": rich() for above in ("", "in/") for name in ("a", "b")}
+    src = write_tree(tmp_path / "src", {**plain, ".a.parquet.crc": b"crc\0of a", "in/.a.parquet.crc": b"crc\0of in/a"})
+    done = encrypt(src, tmp_path / "ds", kms, format="parquet", include="*.parquet")
+    done.raise_for_failures()
+    encrypt(src, tmp_path / "ds", kms, hidden=True, include="*.crc").raise_for_failures()
+    out = write_tree(tmp_path / "out", {".b.parquet.crc": b"own"})
+    if overwrite:
+        write_tree(
+            out, {"a.parquet": b"before", "in/b.parquet": b"before", "in/.b.parquet.crc": b"crc\0of what was there"}
+        )
+    decrypt_files(tmp_path / "ds", out, kms=kms, overwrite=overwrite, **QUIET).raise_for_failures()
+    checksums = {path: data for path, data in read_tree(out).items() if path.endswith(".crc")}
+    assert checksums == {".a.parquet.crc": b"crc\0of a", "in/.a.parquet.crc": b"crc\0of in/a", ".b.parquet.crc": b"own"}

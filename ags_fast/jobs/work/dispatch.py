@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
 
 # A module is imported when a task first needs it: importing Parquet's takes longer than a small job.
-MODULES = {
-    "ags1": "ags_fast.jobs.work.stream",
-    "parquet": "ags_fast.jobs.work.parquet",
-}
+MODULES = {"ags1": "ags_fast.jobs.work.stream", "parquet": "ags_fast.jobs.work.parquet"}
 
 
 class Work(Protocol):
