@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import glob
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ from ags_fast.errors import IntegrityError
 from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
 
 NEAR_NAMES = 10_000  # files whose names are searched for one that is close to a mistyped name
@@ -133,21 +134,24 @@ def _stream_length(entry: FileEntry) -> int | None:
         return None
 
 
-def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
-    """Return the files whose path matches a pattern.
+def exact_first(pattern: str, names: Container[str]) -> str:
+    """Return a pattern of `fnmatch` that matches only the name if it is one of the names."""
+    return glob.escape(pattern) if pattern in names else pattern
 
-    Args:
-        entries: All files.
-        paths: One or more patterns of `fnmatch`.
+
+def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
+    """Return the files whose path is one of `paths`, or matches it as a pattern of `fnmatch` if there is no such file.
 
     Raises:
         FileNotFoundError: A pattern matches no file: it may be a typo.
         ValueError: `paths` is empty.
     """
+    names = {entry.path for entry in entries}
     patterns = [paths] if isinstance(paths, str) else list(paths)
     chosen: dict[str, FileEntry] = {}
     for pattern in patterns:
-        found = [entry for entry in entries if fnmatch.fnmatchcase(entry.path, pattern)]
+        wanted = exact_first(pattern, names)
+        found = [entry for entry in entries if fnmatch.fnmatchcase(entry.path, wanted)]
         if not found:
             near = difflib.get_close_matches(pattern, [entry.path for entry in entries[:NEAR_NAMES]], 1, 0.5)
             if any(entry.path.startswith(pattern.rstrip("/") + "/") for entry in entries):

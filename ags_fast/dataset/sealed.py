@@ -43,15 +43,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def seal(envelope: Envelope, sealer: KeyEntry, dataset_id: str, path: str, body: object) -> bytes:
-    """Seal a document for one path of a dataset.
-
-    Args:
-        envelope: Has the sealer.
-        sealer: The KEK that seals the document.
-        dataset_id: The dataset.
-        path: The document's path in the dataset.
-        body: A struct of msgspec.
-    """
+    """Seal a document, a struct of msgspec, for one path of a dataset, by a KEK of the envelope."""
     text = msgspec.json.encode(body)
     key, nonce = secrets.token_bytes(KEY_NBYTES), os.urandom(NONCE_NBYTES)
     wrapped = envelope.wrap(sealer.key_id, key, binding(dataset_id, "document", path))

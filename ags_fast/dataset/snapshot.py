@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from ags_fast.dataset.entries import exact_first
 from ags_fast.dataset.files.contents import Contents, denied_keys, format_of
 from ags_fast.dataset.log import Log
 from ags_fast.dataset.names import job_of
@@ -137,6 +138,7 @@ class Snapshot(NamedTuple):
         added: only those that the version's own job has written.
         """
         job_id = self.entry.job_id
+        pattern = pattern and exact_first(pattern, self.find([pattern]))
         for table in self.entry.files:
             if added and job_of(table.path) != job_id:
                 continue

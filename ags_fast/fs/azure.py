@@ -38,6 +38,7 @@ FOLDER = "hdi_isfolder"  # metadata of a folder, in an account with hierarchical
 class AzureStore(ObjectStore):
     """A folder of a container. The stamp of a blob is its ETag, with which each range is read."""
 
+    lacks = "\\"  # the SDK makes it a slash
     tails = False  # Azure has no ranges that count from the end
 
     _client: tuple[Any, Any] | None = None

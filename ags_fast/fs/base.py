@@ -130,7 +130,6 @@ class Store:
     """
 
     local = False  # whether the folder is on this machine
-    _checked = staticmethod(check_path)
     choose: Callable[[str], type[Store]]  # the class for a URL; `ags_fast.fs.choose` sets it
 
     def __new__(
@@ -175,6 +174,10 @@ class Store:
         """Return the path that `full_path` was made of."""
         above, below = self._around
         return full_path.removeprefix(above).removesuffix(below)
+
+    def checked(self, path: str) -> str:
+        """Return the path of a file as `os` or the service takes it. PolicyError if there can be no such file."""
+        return check_path(path)
 
     def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
         """List every complete file whose path begins with `prefix`, hidden files too.
@@ -233,11 +236,11 @@ class Store:
 
     def remove_empty_folders(self, path: str) -> None:
         """Remove the empty folders in this folder. An object store has no folders."""
-        self._remove_empty_folders(self._checked(path.rstrip("/")))
+        self._remove_empty_folders(self.checked(path.rstrip("/")))
 
     def sync_folders(self, paths: Iterable[str]) -> None:
         """Sync the names of these files, and of the folders that they are in, to the disk."""
-        self._sync_folders([self._checked(path) for path in paths])
+        self._sync_folders([self.checked(path) for path in paths])
 
     # ---- reading
 
@@ -247,18 +250,18 @@ class Store:
 
     def stat(self, path: str) -> Entry | None:
         """Return the file at `path`, or None."""
-        return self._stat(self._checked(path))
+        return self._stat(self.checked(path))
 
     def read_small(self, path: str, limit: int) -> bytes:
         """Read all of a small file. FormatError if the file has more than `limit` bytes; then no more are read."""
-        return self._read_small(self._checked(path), limit)
+        return self._read_small(self.checked(path), limit)
 
     def read_if_unchanged(self, path: str, size: int, stamp: str | None = None) -> bytes | None:
         """Read all of a small file of `size` bytes, and of this stamp, in one step, where the storage can.
 
         Returns None if anything is in the way: `open_once` and `open_seekable` raise the right error.
         """
-        return self._read_if_unchanged(self._checked(path), size, stamp)
+        return self._read_if_unchanged(self.checked(path), size, stamp)
 
     def open_seekable(self, path: str, entry: Entry | None = None, *, tail: bool = False) -> Any:
         """Return what `AgsReader` takes to read a file: a `LocalFile`, or a seekable binary file, to be closed.
@@ -266,16 +269,13 @@ class Store:
         A read of an object requests just its own bytes. Reads that go on without a gap get bytes ahead of them, up to
         the file's `read_ahead` (16 MiB), in several requests at once. OSError if the object is replaced meanwhile.
 
-        Args:
-            path: The file.
-            entry: The file's entry, if it is known: saves a request, or else S3 tells it with the first 64 KiB.
-            tail: Whether S3 is asked for the last 64 KiB in their place.
+        An `entry` saves a request. Without it S3 tells it with the first 64 KiB, with `tail` with the last ones.
         """
-        return self._open_seekable(self._checked(path), entry, tail)
+        return self._open_seekable(self.checked(path), entry, tail)
 
     def open_once(self, path: str) -> ReadOnce:
         """Open a file that is read once, from its beginning to its end: see `ReadOnce`."""
-        return self._open_once(self._checked(path))
+        return self._open_once(self.checked(path))
 
     # ---- writing
 
@@ -288,7 +288,7 @@ class Store:
             FileExistsError: The file exists.
             PolicyError: The store cannot do that.
         """
-        self._create_exclusive(self._checked(path), data)
+        self._create_exclusive(self.checked(path), data)
 
     def begin(
         self,
@@ -310,7 +310,7 @@ class Store:
             NotAFileError: A pipe, a device, a socket or a folder is there.
         """
         local = {"private": private, "fsync": fsync, "mode": mode, "mtime_ns": mtime_ns}
-        return self._begin(self._checked(path), exclusive, check_tag(tag), **local)
+        return self._begin(self.checked(path), exclusive, check_tag(tag), **local)
 
     def write_if_new(
         self, path: str, data: bytes, *, fsync: bool = False, mode: int | None = None, mtime_ns: int | None = None
@@ -320,11 +320,11 @@ class Store:
         Returns whether the file was written. If not, nothing is left of the file: `begin` does the same in several
         steps, replaces an existing file, and raises the right error.
         """
-        return self._write_if_new(self._checked(path), data, fsync, mode, mtime_ns)
+        return self._write_if_new(self.checked(path), data, fsync, mode, mtime_ns)
 
     def write_small(self, path: str, data: bytes, *, tag: str = "", fsync: bool = False) -> None:
         """Write a new file with these bytes: like `begin`, `write` and `publish`, but quicker for a small file."""
-        if self._write_if_new(self._checked(path), data, fsync, None, None):
+        if self._write_if_new(self.checked(path), data, fsync, None, None):
             return
         new = self.begin(path, tag=tag, fsync=fsync)
         try:
@@ -339,22 +339,22 @@ class Store:
         Raises:
             BlockingIOError: Another process holds the lock.
         """
-        return self._lock(self._checked(path))
+        return self._lock(self.checked(path))
 
     def is_locked(self, path: str) -> bool | None:
         """Whether a living process holds the lock of `path`; None if the storage has no locks."""
-        return self._is_locked(self._checked(path))
+        return self._is_locked(self.checked(path))
 
     def delete(self, path: str) -> None:
         """Remove a file, if it exists. If `path` is a link, the link is removed."""
-        self._delete(self._checked(path), None)
+        self._delete(self.checked(path), None)
 
     def delete_read(self, entry: Entry) -> None:
         """Remove the file that was read as `entry`.
 
         OSError if the file has changed since, or if `path` is a link, so that the file that was read is elsewhere.
         """
-        self._delete(self._checked(entry.path), entry)
+        self._delete(self.checked(entry.path), entry)
 
     # ---- for subclasses: paths and tags have been checked
 

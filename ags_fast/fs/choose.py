@@ -26,8 +26,7 @@ def store_class(url: str) -> type[Store]:
     if absolute_path(url) is not None:
         return LocalStore
     module, name = STORES.get(url.partition(":")[0] if "::" not in url else "", ("fsspec", "OtherStore"))
-    found: type[Store] = getattr(importlib.import_module(f"ags_fast.fs.{module}"), name)
-    return found
+    return getattr(importlib.import_module(f"ags_fast.fs.{module}"), name)  # type: ignore[no-any-return]
 
 
 Store.choose = store_class

@@ -93,8 +93,7 @@ class OtherStore(RemoteStore):
     ) -> builtins.list[str]:
         left_out: LeftOut = []
         swept = []
-        for _ in self.list(below, left_out=left_out):
-            pass
+        list(self.list(below, left_out=left_out))
         for path, kind, _ in left_out:
             if kind == "TemporaryFile" and tag in (None, temporary_tag(path.rpartition("/")[2])):
                 found = self.stat(path)

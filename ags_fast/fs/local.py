@@ -89,7 +89,6 @@ class LocalStore(Store):
     """A folder of this machine. Files are opened, made and removed below it only: see `ags_fast.fs.below`."""
 
     local = True
-    _checked = staticmethod(lambda path: on_disk(check_path(path)))
 
     def __init__(
         self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, follow: bool = False
@@ -101,6 +100,10 @@ class LocalStore(Store):
         self._around = f"{in_store(path).rstrip('/')}/", ""
         self._root = Root(path, follow)
         self._made_folders: set[str] = set()
+
+    def checked(self, path: str) -> str:
+        """See `Store.checked`."""
+        return on_disk(check_path(path))
 
     # ---- the folder
 

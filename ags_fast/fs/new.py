@@ -77,6 +77,9 @@ class NewFile:
             if existing is not None and stat.S_ISLNK(existing.st_mode):  # its target is what gets replaced
                 self.path = os.path.realpath(self.path)
                 existing = lstat(self.path)
+        # Hadoop's checksum of the file that was there: with it Spark would refuse the new one. In a folder of files
+        # that are made, one without its file is somebody's own.
+        self.stale_sidecar = within is None or existing is not None
         if existing is not None and exclusive:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         if existing is not None and not stat.S_ISREG(existing.st_mode):
@@ -101,12 +104,9 @@ class NewFile:
         return self._folder
 
     def remove_sidecar(self) -> str | None:
-        """Remove Hadoop's checksum of the file that this one will replace: with it Spark would refuse the new one.
-
-        Returns its path, or None if there is none. Below the folder that the file is made in, like all else.
-        """
+        """Remove Hadoop's checksum, if `stale_sidecar`. Returns its path, or None if there is none."""
         name = f".{self._name}.crc"
-        if self._temporary is None:
+        if self._temporary is None or not self.stale_sidecar:
             return None
         try:
             os.unlink(name, dir_fd=self._at().fd)

@@ -9,8 +9,10 @@ import sys
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.errors import PolicyError
 from ags_fast.fs.base import LISTED, Entry
 from ags_fast.fs.new import NewObject
+from ags_fast.fs.paths import check_path
 from ags_fast.fs.ranges import HEAD_NBYTES
 from ags_fast.fs.remote import Looked, RemoteStore, file_exists
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["PART_NBYTES", "ObjectStore", "Upload", "span"]
 
 PART_NBYTES = 8 << 20  # of an upload
+KEY_NBYTES = 1024  # of a name in a bucket
 PARTS_IN_FLIGHT = 4
 SETTLE_SECONDS = 10.0  # that an upload that is given up waits for parts on their way
 LOOKS = 16  # objects that are looked up at once
@@ -41,6 +44,7 @@ class ObjectStore(RemoteStore):
 
     stamped = True
     tails = True
+    lacks = ""  # characters that names cannot have
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Let the thread of fsspec do this work."""
@@ -51,21 +55,23 @@ class ObjectStore(RemoteStore):
             raise
         return asyncio.run_coroutine_threadsafe(work, loop)
 
+    def checked(self, path: str) -> str:
+        """See `Store.checked`."""
+        nbytes = len(f"{self.connect()[1]}/{check_path(path)}".partition("/")[2].encode("utf-8", "surrogatepass"))
+        if nbytes > KEY_NBYTES or any("\ud800" <= char <= "\udfff" or char in self.lacks for char in path):
+            raise PolicyError(
+                f"{path!r} is no name here: {KEY_NBYTES} bytes of UTF-8 {self.lacks and 'without '}{self.lacks}"
+            )
+        return path
+
     async def found(self, path: str) -> Entry | None:
         """Look an object up. None: it does not exist."""
         raise NotImplementedError
 
     async def get(self, path: str, stamp: str | None, begin: int, end: int) -> Looked | None:
-        """Get a range, which the object may have a part of. OSError if the object's stamp is another one.
+        """Get a range, which the object may have a part of; None if it has no byte there.
 
-        Args:
-            path: The object.
-            stamp: As `Entry` has it. None: any.
-            begin: The first byte; if negative, the number of bytes before the object's end.
-            end: The byte after the last.
-
-        Returns:
-            None if the object has no byte there.
+        A negative `begin` is the number of bytes before the object's end. OSError if the stamp is another than `stamp`.
         """
         raise NotImplementedError
 

@@ -300,14 +300,9 @@ class RangeReader(Cursor):
         return min(end + ahead, self._length)
 
     def _next(self, at: int, end: int, upto: int, step: int, mine: list[_Piece]) -> _Piece:
-        """Return the piece that has the byte at `at`, after requests for what follows it up to `upto`.
+        """Return the piece that has the byte at `at`, after requests for what follows it up to `upto` (see `_plan`).
 
-        Args:
-            at: The offset of the byte.
-            end: Where the bytes that the reader waits for end.
-            upto: See `_plan`.
-            step: The bytes of a request up to `end`.
-            mine: Gets the pieces that only this read needs.
+        The reader waits for the bytes up to `end`, in requests of `step`; `mine` gets the pieces that only it needs.
         """
         with self._locked():
             self._check_open()

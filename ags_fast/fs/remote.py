@@ -123,8 +123,7 @@ class RemoteStore(Store):
 
     def _read_range(self, path: str, stamp: str | None, begin: int, end: int) -> bytes:
         """Read a range. OSError if the object's stamp is another one by now, where the storage has stamps."""
-        data: bytes = self._request_range(path, stamp, begin, end).result()
-        return data
+        return self._request_range(path, stamp, begin, end).result()
 
     def _request_range(self, path: str, stamp: str | None, begin: int, end: int) -> _Answer:
         """Request a range: see `_read_range`."""

@@ -102,6 +102,7 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
         resume=options.resume,
         without=denied_keys(contents, entries) if missing == "drop" else frozenset(),
         preserve=preserve,
+        checksums=frozenset(entry.path for entry in entries if entry.path.endswith(".crc")),
     )
     tasks = [Task(entry) for entry in entries]
     if dry_run:

@@ -280,7 +280,7 @@ def _look(wish: _Encryption, snapshot: Snapshot | None, listed: Sequence[Entry])
     present: dict[str, FileEntry] = {}
     if snapshot is not None:
         present = {path: row for path, (_, row) in snapshot.find({*above, *(e.path for e in listed)}).items()}
-    listed, others = _possible(wish.source, listed, above, present)
+    listed, others = _possible(wish, listed, above, present)
     if wish.template is not None:
         listed, skipped = _without_encrypted(wish.source, listed, present, wish.format)
         others += skipped
@@ -323,18 +323,18 @@ def _look(wish: _Encryption, snapshot: Snapshot | None, listed: Sequence[Entry])
 
 
 def _possible(
-    source: Store, listed: Sequence[Entry], above: set[str], present: Mapping[str, FileEntry]
+    wish: _Encryption, listed: Sequence[Entry], above: set[str], present: Mapping[str, FileEntry]
 ) -> tuple[list[Entry], list[Row]]:
     """Split off the sources that the dataset cannot have, by what readers of a dataset check. Returns rest and rows."""
     files = above.intersection(present.keys() | {entry.path for entry in listed})  # files in the places of folders
-    left, rows = [], []
+    left, rows, job_id = [], [], new_job_id()
     for entry in listed:
         try:
-            check_path(entry.path)
+            wish.target.checked(written_name(check_path(entry.path), job_id, wish.format))
             if inside := files and files.intersection(folders_above(entry.path)):
                 raise PolicyError(f"{min(inside)!r} is a file: {entry.path!r} would need a folder of that name")
         except PolicyError as error:
-            name = source.full_path(entry.path)
+            name = wish.source.full_path(entry.path)
             rows.append(Row(name, None, "failed", "PolicyError", describe(error), entry.size))
         else:
             left.append(entry)

@@ -209,10 +209,8 @@ def take_up(
     """Take up the newest job with these facts that no living process is known to hold.
 
     Where the storage has no locks, whoever resumes knows that such a job is dead; patient: it must have been silent for
-    long. If it is not dead, the log lets only one process commit.
-
-    Returns:
-        The job; the version that it has made, if its process died after the commit; None if there is no such job.
+    long. If it is not dead, the log lets only one process commit. Returns the job; the version that it has made, if its
+    process died after the commit; None if there is no such job.
     """
     plans = log.plans()
     for plan_id in sorted(plans, reverse=True):
@@ -247,12 +245,10 @@ def begin_files(
 ) -> tuple[Job, list[FileEntry]]:
     """Begin a job that writes files, or go on with one: its plan has every file before the first one is written.
 
-    wanted: the files, without jobs, names and keys; the set "" is that of the job. facts: what a process that resumes
-    the job must share. kinds_of: tells from the job's id the kinds of each file's KEKs: of its own data key, then of
-    those of columns. taken_up: a job to go on with, and the files of its plan, by path.
-
-    Returns the job, and the files in their order. Those of the plan that are still what is wanted are taken as they
-    are.
+    A process that resumes it must share `facts`. `wanted` are files without jobs, names and keys; the set "" is that of
+    the job. `kinds_of` tells from the job's id the kinds of each file's KEKs: of its own data key, then of those of
+    columns. `taken_up` is a job to go on with, and the files of its plan, by path: those that are still what is wanted
+    are taken as they are. Returns the job, and the files in their order.
     """
     kinds: list[list[Want]] = []
 

@@ -7,7 +7,8 @@ import os
 import string
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.dataset.names import HIDDEN, check_path
+from ags_fast.dataset.entries import exact_first
+from ags_fast.dataset.names import HIDDEN, check_path, folders_above
 from ags_fast.dataset.snapshot import Snapshot
 from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
 from ags_fast.jobs.results import Row, describe
@@ -44,6 +45,12 @@ class Choice(NamedTuple):
         )
         return cls(hidden, included, excluded or (), links)
 
+    def exact(self, names: set[str]) -> Choice:
+        """Return the choice with patterns that match only the file, or the folder, of that name if there is one."""
+        names |= {folder for name in names for folder in folders_above(name)}
+        include, exclude = (ps and tuple(exact_first(p, names) for p in ps) for ps in (self.include, self.exclude))
+        return self._replace(include=include, exclude=exclude)
+
 
 def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:
     """List the files of a tree in the order of their names, and a row for each thing that is left out.
@@ -65,6 +72,8 @@ def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]
     if source.local and not source.exists():
         raise FileNotFoundError(f"there is no folder {source.url}")
     listed, left_out = source.list_all()
+    if choice.include or choice.exclude:
+        choice = choice.exact({entry.path for entry in listed})
     if not listed and not left_out and not source.exists():
         raise FileNotFoundError(f"there is no folder {source.url}")
     files: list[Entry] = []

@@ -28,10 +28,7 @@ def start_python(code: str, path: list[str]) -> subprocess.Popen[bytes]:
     """Start a process that executes `code`, with `path` before its own import path. Pipes are its input and output.
 
     The process starts with SIGINT blocked, and unblocks SIGINT when it is ready to handle it. A terminal sends Ctrl-C
-    to all its processes, also to a process that is still importing.
-
-    Raises:
-        ChildProcessError: No interpreter is found.
+    to all its processes, also to a process that is still importing. ChildProcessError if no interpreter is found.
     """
     command = [*python_command(), "-c", BOOTSTRAP.format(path=ascii(path), code=code)]
     env = dict(os.environ)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.stream import view
 from ags_fast.errors import AgsError, JobEndedError
+from ags_fast.fs import NewFile
 from ags_fast.jobs.work.base import JobContext
 
 if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
-    from ags_fast.fs import NewFile, NewObject, Store
+    from ags_fast.fs import NewObject, Store
     from ags_fast.keys.envelope import Envelope
     from ags_fast.stream import AgsReader
 
@@ -70,6 +71,7 @@ class Context(JobContext):
         resume: "length" or "verify" if a dead job is resumed.
         without: Ids of keys that the caller may not use. Parquet columns under these keys are left out.
         preserve: Decrypt: whether files get the modes and times of their sources.
+        checksums: Decrypt: paths of checksums of Hadoop that are files of the dataset, so that they are restored.
         plan: The path of the job's plan if workers may outlive the job: see `check_plan`. Else "".
     """
 
@@ -85,6 +87,7 @@ class Context(JobContext):
     resume: str | None = None
     without: frozenset[str] = frozenset()
     preserve: bool = True
+    checksums: frozenset[str] = frozenset()
     plan: str = ""
 
     @property
@@ -115,9 +118,12 @@ class Context(JobContext):
         """Begin the file that an entry is decrypted to. Until the file is complete, only its owner can read it."""
         assert self.other is not None
         mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
-        return self.other.begin(
-            entry.path, tag=self.job_id, private=True, fsync=self.fsync, mode=mode, mtime_ns=mtime_ns
-        )
+        options = {"fsync": self.fsync, "mode": mode, "mtime_ns": mtime_ns}
+        new = self.other.begin(entry.path, tag=self.job_id, private=True, **options)
+        folder, slash, name = entry.path.rpartition("/")
+        if isinstance(new, NewFile) and f"{folder}{slash}.{name}.crc" in self.checksums:
+            new.stale_sidecar = False
+        return new
 
     def reader(self, entry: FileEntry, file: str | None = None) -> AgsReader:
         """Open the plaintext of `entry`, from the object `file` if given."""
