@@ -36,18 +36,13 @@ class Cursor(io.RawIOBase):
     _lines = NOTHING  # bytes that were read for lines
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Read `size` bytes from `offset`, or fewer at the end.
-
-        Raises:
-            ValueError: `offset` or `size` is negative, or the file is closed.
-        """
+        """Read `size` bytes from `offset`, or fewer at the end. ValueError if one is negative, or the file closed."""
         raise NotImplementedError
 
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
-        """Read from `offset` into a writable buffer.
+        """Read from `offset` into a writable buffer, and return the number of bytes: fewer than it has at the end only.
 
-        Returns:
-            The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
+        After an error the buffer is all zeros.
         """
         raise NotImplementedError
 
@@ -133,11 +128,7 @@ class Cursor(io.RawIOBase):
         self._lines = NOTHING
 
     def readinto(self, buffer: Buffer, /) -> int:
-        """Fill a writable buffer.
-
-        Returns:
-            The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
-        """
+        """Fill a writable buffer, as `readinto_at` does, from the position of the cursor."""
         position = self._position
         size = self.readinto_at(position, buffer)
         self._position = position + size
@@ -148,13 +139,9 @@ class Cursor(io.RawIOBase):
         raise io.UnsupportedOperation("not writable")
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move the cursor, also past the end.
+        """Move the cursor, also past the end, and return its position in bytes from the beginning.
 
-        Returns:
-            The new position, in bytes from the beginning.
-
-        Raises:
-            ValueError: The position would be negative, or `whence` is not 0, 1 or 2.
+        ValueError if the position would be negative, or `whence` is not 0, 1 or 2.
         """
         self._check_open()
         offset = operator.index(offset)
@@ -203,11 +190,7 @@ class Turns:
         self._sought[me] = position
 
     def mine(self, *, reads: bool) -> int | None:
-        """Return where the cursor would have to go for this thread; None: it is in the right place.
-
-        Args:
-            reads: Whether the thread puts the cursor there, and reads.
-        """
+        """Return where the cursor would have to go for this thread, which `reads` there; None: it is in place."""
         if not self._sought:
             return None
         me = _thread.get_ident()

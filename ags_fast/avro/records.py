@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import explaining
+from ags_fast.ags1 import as_key
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
 from ags_fast.avro.checking import checker
 from ags_fast.avro.container import Container
@@ -59,6 +60,7 @@ def splits(
     """
     if split_size < 1:
         raise ValueError(f"split_size must be at least 1 byte, not {split_size}")
+    key = as_key(key)
     with AgsReader(
         source, key, length=length, aad_prefix=aad_prefix, threads=1, storage_options=storage_options
     ) as reader:
@@ -79,19 +81,10 @@ def read_split(
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of a split.
+    """Yield the records of a split. The arguments that are not named here are those of AgsReader.
 
-    Args:
-        source: As for AgsReader.
-        key: As for AgsReader.
-        start: The plaintext offset where the split begins, in bytes.
-        end: The plaintext offset where the split ends, in bytes.
-        length: As for AgsReader.
-        aad_prefix: As for AgsReader.
-        reader_schema: An Avro schema to resolve records to, as for fastavro.
-        max_block_nbytes: The most bytes that a header, and a compressed block without the codec, may have.
-        threads: As for AgsReader.
-        storage_options: As for AgsReader.
+    `start` and `end` are plaintext offsets, in bytes. `reader_schema` is an Avro schema to resolve records to, as for
+    fastavro. A header, and a compressed block without the codec, may have `max_block_nbytes` at most.
 
     Raises:
         FormatError: The plaintext is not an intact Avro file, or a block has more than `max_block_nbytes`.
@@ -100,6 +93,7 @@ def read_split(
     """
     if not 0 <= start <= end:
         raise ValueError(f"a split begins at 0 or later and does not end before it begins: not {start} to {end}")
+    key = as_key(key)
     with AgsReader(
         source, key, length=length, aad_prefix=aad_prefix, threads=threads, storage_options=storage_options
     ) as raw:
@@ -178,6 +172,7 @@ def write(
     Returns:
         The stream's length in bytes, which a reader must be told.
     """
+    key = as_key(key)
     with AgsWriter(
         target, key, aad_prefix=aad_prefix, block_size=block_size, threads=threads, storage_options=storage_options
     ) as raw:
