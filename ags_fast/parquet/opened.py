@@ -217,7 +217,9 @@ class Opened:
             self._read_footer()
         except MemoryError:
             self.close()
-            raise FormatError("the footer takes more memory than there is: it is damaged, or of too many parts") from None
+            raise FormatError(
+                "the footer takes more memory than there is: it is damaged, or of too many parts"
+            ) from None
         except BaseException:
             self.close()
             raise
