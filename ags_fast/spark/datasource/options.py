@@ -44,6 +44,7 @@ WRITE = (
     "keyMaterial",
 )
 SYNONYMS = {"compression": "codec", "maxrecordsperfile": "rowsperfile"}
+NAMES = ("pin", "files", "columns", "partitionBy")  # of versions, files and columns, which look like anything
 JSON = ("kms", "storageOptions", "columnKeys")
 SPARKS = ("checkpointLocation",)  # what Spark itself puts among the options of a stream
 
@@ -246,7 +247,7 @@ class _Given:
 
     def check(self, names: tuple[str, ...]) -> _Given:
         """Return these options, if only these names and KMS properties are given, and nothing looks like a key."""
-        texts = {name: text for name, text in self._values.items() if name not in (*JSON, "pin")}
+        texts = {name: text for name, text in self._values.items() if name not in (*JSON, *NAMES)}
         of_json = {name: self.json(name) for name in JSON}
         of_json["columnKeys"] = list((of_json["columnKeys"] or {}).values())  # a column may have any name
         check_no_secret(self._unknown | self._properties | texts | of_json, "the options", ADVICE)
