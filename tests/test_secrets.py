@@ -274,13 +274,14 @@ def test_no_frame_shows_a_key_of_a_dataset(tmp_path: Path, monkeypatch: pytest.M
                 assert not any(repr(key)[2:-1] in text for key in keys), file
         file.write_bytes(data)
     denied = {**kms, "encryption.allowed-key-ids": "master"}
-    unseen(lambda: jobs.rotate(url, kms=kms, what="mek", new_kms=denied, new_wrapping_key_id="other"), *keys)
+    unseen(lambda: jobs.rotate(url, kms=kms, what="mek", new_kms=denied, wrapping_key_id="other"), *keys)
 
 
 @pytest.mark.parametrize("name", [name for name in vars(ags_fast)["__all__"] if not name.endswith("Error")])
 def test_an_object_whose_init_has_raised_has_a_repr(name: str) -> None:
     made = getattr(ags_fast, name)
     for args in ((), (object(),), (object(),) * 2, (b"", b"")):
+        options: dict[str, Any]
         for options in ({}, {"length": None}, {"kms": {}}):
             try:
                 made(*args, **options)

@@ -36,7 +36,7 @@ class StandardKeyMetadata:
     def __init__(
         self, encryption_key: Buffer, aad_prefix: Buffer | None = None, file_length: int | None = None
     ) -> None:
-        encryption_key = self.encryption_key = KeyBytes(bytes_view(encryption_key))  # no number
+        self.encryption_key: bytes = (encryption_key := KeyBytes(bytes_view(encryption_key)))  # no number
         self.aad_prefix = None if aad_prefix is None else bytes(bytes_view(aad_prefix))
         self.file_length = None if file_length is None else operator.index(file_length)
         if len(self.encryption_key) not in (16, 24, 32):

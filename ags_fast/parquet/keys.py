@@ -84,7 +84,7 @@ class Keys:
         footer_metadata: bytes | None = None,
         column_metadata: Mapping[_NotedPathT, bytes] | None = None,
     ) -> None:
-        self._columns: dict[str | ColumnPath, bytes | FooterKey] = {}
+        self._columns: dict[str | ColumnPath, Any] = {}
         self._footer: bytes | None = None
         footer = self._footer = None if footer is None else _key_bytes(footer, "the footer key")
         columns = {path: _key_bytes(key, f"the key of {dotted(path)!r}") for path, key in (columns or {}).items()}

@@ -348,7 +348,7 @@ class Wrapper:
         """Return a new DEK, and the fields of its material that `wrap` returns."""
         nbytes = self._factory.data_key_length
         if self._factory.double_wrapping:
-            dek = KeyBytes(secrets.token_bytes(nbytes))
+            dek: bytes = KeyBytes(secrets.token_bytes(nbytes))
             return dek, self.wrap(dek, key_id, True)
         dek, wrapped = _generated(self.client, key_id, nbytes)
         return dek, {"wrappedDEK": self._text(wrapped, key_id), "doubleWrapping": False}

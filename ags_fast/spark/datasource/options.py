@@ -248,7 +248,7 @@ class _Given:
     def check(self, names: tuple[str, ...]) -> _Given:
         """Return these options, if only these names and KMS properties are given, and nothing looks like a key."""
         texts = {name: text for name, text in self._values.items() if name not in (*JSON, *NAMES)}
-        of_json = {name: self.json(name) for name in JSON}
+        of_json: dict[str, Any] = {name: self.json(name) for name in JSON}
         of_json["columnKeys"] = list((of_json["columnKeys"] or {}).values())  # a column may have any name
         check_no_secret(self._unknown | self._properties | texts | of_json, "the options", ADVICE)
         for name in (*self._unknown, *(name for name in self._values if name not in names)):
