@@ -54,8 +54,8 @@ cdef dict _ERRORS = {
                         "(parquet-java's V2 layout), and allow_unauthenticated_levels is False: where values are null "
                         "could have been changed"),
     <int> AGSF_BAD_FORMAT: (FormatError, "{} cannot be read: the file is damaged, or is not what it says"),
-    <int> AGSF_ORDINAL: (FormatError, "{}: there are more than 32768 row groups or columns, which Parquet encryption "
-                         "cannot number: write larger row groups"),
+    <int> AGSF_ORDINAL: (FormatError, "{}: there are more than 32768 row groups, or more than 32768 columns, which Parquet "
+                         "encryption cannot number: write larger row groups, or fewer columns"),
     <int> AGSF_BAD_ARGUMENT: (ValueError, "no AGS1 stream can have these sizes"),
     <int> AGSF_LIMIT: (KeyLimitError, "this would seal more than 2**32 messages with one key value: use a new key"),
     <int> AGSF_NO_MEMORY: (MemoryError, ""),

@@ -200,14 +200,13 @@ cdef class Footer:
         return [(g.begin, g.end, g.first, g.count) for g in self._raw.groups[:self._raw.ngroups]]
 
     def schema(self):
-        """Return [(name, number of children)] of the schema's elements, in depth-first order."""
+        """Yield (name, number of children) of the schema's elements, a tree in depth-first order."""
         cdef agsf_schema_element one
         cdef const char *text = <const char *> _data(self._view)
-        return [
-            (text[one.name:one.name + one.name_nbytes].decode("utf-8", "surrogateescape"), one.children)
-            for one in self._raw.schema[:self._raw.nschema]
-        ]
-
+        cdef size_t i
+        for i in range(self._raw.nschema):
+            one = self._raw.schema[i]
+            yield text[one.name:one.name + one.name_nbytes].decode("utf-8", "surrogateescape"), one.children
 
     def chunk(self, size_t number):
         """Return the ColumnChunk of this number."""
@@ -218,9 +217,11 @@ cdef class Footer:
         return chunk
 
     def encrypted(self):
-        """Return the numbers of the chunks that have crypto_metadata."""
-        cdef size_t i
-        return [i for i in range(self._raw.nchunks) if self._raw.chunks[i].crypto != 0]
+        """Return how many chunks have crypto_metadata."""
+        cdef size_t i, count = 0
+        for i in range(self._raw.nchunks):
+            count += self._raw.chunks[i].crypto != 0
+        return count
 
     def plain(self, dict opened not None):
         """Return the footer without the fields of encryption; `opened` is {chunk number: its ColumnMetaData}."""

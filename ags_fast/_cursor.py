@@ -45,10 +45,9 @@ class Cursor(io.RawIOBase):
         raise NotImplementedError
 
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
-        """Read from `offset` into a writable buffer.
+        """Read from `offset` into a writable buffer, and return the number of bytes: fewer than it has at the end only.
 
-        Returns:
-            The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
+        After an error the buffer is all zeros.
         """
         raise NotImplementedError
 
@@ -147,14 +146,10 @@ class Cursor(io.RawIOBase):
         raise io.UnsupportedOperation("not writable")
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Move the cursor, also past the end.
+        """Move the cursor, also past the end, and return its position in bytes from the beginning.
 
-        Returns:
-            The new position, in bytes from the beginning.
-
-        Raises:
-            io.UnsupportedOperation: The position would be negative. This is an OSError and a ValueError.
-            ValueError: `whence` is not 0, 1 or 2.
+        io.UnsupportedOperation, an OSError and a ValueError, if the position would be negative. ValueError if `whence`
+        is not 0, 1 or 2.
         """
         self._check_open()
         offset = operator.index(offset)
@@ -255,11 +250,7 @@ class Turns:
         self._sought[me] = position
 
     def mine(self, *, reads: bool) -> int | None:
-        """Return where the cursor would have to go for this thread; None: it is in the right place.
-
-        Args:
-            reads: Whether the thread puts the cursor there, and reads.
-        """
+        """Return where the cursor would have to go for this thread, which `reads` there; None: it is in place."""
         if not self._sought:
             return None
         me = _thread.get_ident()

@@ -46,13 +46,9 @@ def install(extra: str) -> str:
 
 
 def lacks(part: str, package: str, extra: str | None = None, why: object = None) -> ModuleNotFoundError:
-    """Return the error of a part whose package is missing, or does not load.
+    """Return the error of a part, the beginning of a sentence, whose package is missing or does not load.
 
-    Args:
-        part: What needs the package, as the beginning of a sentence.
-        package: What Python imports.
-        extra: The extra that has the package; None: the one of EXTRAS.
-        why: An error that the message quotes.
+    `extra` has the package; None: the one of EXTRAS. The message quotes the error `why`.
     """
     quoted = "" if why is None else f" ({why})"
     extra = extra or EXTRAS[package]

@@ -14,9 +14,7 @@ __all__ = ["thread_count"]
 def thread_count(threads: int | None) -> int:
     """Return `threads`, else AGS_FAST_THREADS, else the CPUs of a Spark task, else the CPUs that this process may use.
 
-    Raises:
-        ValueError: `threads` or AGS_FAST_THREADS is below 1, or the variable is not a number. Above MAX_THREADS is
-            clamped.
+    ValueError if one of the first two is no number from 1. Above MAX_THREADS is clamped.
     """
     if threads is None:
         text = os.environ.get("AGS_FAST_THREADS")

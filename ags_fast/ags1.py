@@ -16,6 +16,8 @@ from ags_fast.errors import FormatError, IntegrityError, KeyLimitError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from typing_extensions import Buffer
 
 __all__ = ["AgsCodec", "encrypted_length", "plaintext_length"]
@@ -117,10 +119,7 @@ def block_offset(block: int, block_size: int) -> int:
 
 
 def check_length(length: int | None) -> int | None:
-    if length is None:
-        return None
-    length = operator.index(length)
-    if length < 0:
+    if length is not None and (length := operator.index(length)) < 0:
         raise ValueError(f"a length cannot be negative: {length}")
     return length
 
@@ -160,17 +159,29 @@ def prefix_bytes(aad_prefix: Buffer | None) -> bytes:
     return aad_prefix if type(aad_prefix) is bytes else bytes(bytes_view(aad_prefix))
 
 
-def sealing_key(key: Buffer, sealed_before: int) -> Key:
-    """Return a Key whose limit counts the `sealed_before` messages of other processes."""
+class KeyBytes(bytes):
+    """A key that is wrapped, unwrapped or handed on: tools that print the locals of a traceback do not show it."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} bytes of key>"
+
+    __str__ = __repr__
+
+
+def as_key(key: Any) -> Any:
+    """Return a Key, in place of bytes that the locals of a traceback would show."""
+    return key if isinstance(key, Key) else Key(key)
+
+
+def sealing_key(key: Key, sealed_before: int) -> Key:
+    """Return the Key. Its limit counts the `sealed_before` messages of other processes."""
     sealed_before = operator.index(sealed_before)
     if sealed_before < 0:
         raise ValueError(f"sealed_before cannot be negative: {sealed_before}")
-    sealing = Key(key)
     if sealed_before > KEY_LIMIT:
         raise KeyLimitError(f"a key seals at most {KEY_LIMIT} messages, this one has sealed {sealed_before}")
-    if sealed_before:
-        sealing.carry(sealed_before)
-    return sealing
+    key.carry(sealed_before)
+    return key
 
 
 class AgsCodec:
@@ -204,7 +215,8 @@ class AgsCodec:
         threads: int | None = None,
         sealed_before: int = 0,
     ) -> None:
-        self._key = sealing_key(key, sealed_before)
+        self._block_size = self._threads = 0  # repr shows them, also if what follows raises
+        self._key = sealing_key(key := as_key(key), sealed_before)
         self._aad_prefix = prefix_bytes(aad_prefix)
         self._block_size = check_block_size(block_size)
         self._threads = thread_count(threads)

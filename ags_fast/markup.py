@@ -33,12 +33,9 @@ def joined(*parts: object) -> Html:
 
 
 def el(name: str, *children: object, **attributes: object) -> Html:
-    """Return an element.
+    """Return an element. Of its children all but `Html` is escaped. Of all, None is left out.
 
-    Args:
-        name: The name of the element.
-        children: Its content. All but `Html` is escaped; None is left out.
-        attributes: ``class_`` becomes class, and ``aria_label`` aria-label. None leaves an attribute out.
+    An attribute ``class_`` becomes class, and ``aria_label`` aria-label.
     """
     given = (
         f' {key.rstrip("_").replace("_", "-")}="{escape(printable(str(value)))}"'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from ags_fast._text import TextWriter
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, prefix_bytes
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, KeyBytes, bytes_view, prefix_bytes
 from ags_fast.stream import AgsReader, AgsWriter
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
@@ -98,7 +98,12 @@ def open(  # noqa: PLR0913 (the contract's)
     action, text = mode[0], "b" not in mode
     if not text and (encoding, errors, newline) != (None, None, None):
         raise ValueError(f"encoding, errors and newline are for text, and mode {mode!r} is for bytes")
+    key = None if key is None else KeyBytes(prefix_bytes(key))  # what the frame has until the end shows no key
     if key_metadata is not None:
+        if not hasattr(key_metadata, "encryption_key"):
+            from ags_fast.keys import StandardKeyMetadata
+
+            key_metadata = StandardKeyMetadata.decode(key_metadata := KeyBytes(bytes_view(key_metadata)))
         key, aad_prefix, length = _known(key_metadata, key, aad_prefix, length, action == "r")
     if key is None:
         raise TypeError("key or key_metadata is required")
@@ -148,16 +153,12 @@ def _text(
 
 
 def _known(
-    key_metadata: Any, key: Buffer | None, aad_prefix: Buffer | None, length: int | EllipsisType | None, reads: bool
+    key_metadata: Any, key: bytes | None, aad_prefix: Buffer | None, length: int | EllipsisType | None, reads: bool
 ) -> tuple[bytes, bytes, int | EllipsisType | None]:
     """Return the key, the AAD prefix and the length that `key_metadata` has, if those given are the same."""
     from hmac import compare_digest
 
-    if not hasattr(key_metadata, "encryption_key"):
-        from ags_fast.keys import StandardKeyMetadata
-
-        key_metadata = StandardKeyMetadata.decode(key_metadata)
-    if key is not None and not compare_digest(prefix_bytes(key), key_metadata.encryption_key):
+    if key is not None and not compare_digest(key, key_metadata.encryption_key):
         raise ValueError("key is not the one in key_metadata: give one of them")
     if prefix_bytes(aad_prefix) not in (b"", key_metadata.aad_prefix):
         raise ValueError("aad_prefix is not the one in key_metadata: give one of them")

@@ -7,14 +7,16 @@ import os
 import re
 from typing import Any, NamedTuple
 
+from ags_fast._secrets import check_no_secret
+
 __all__ = [
+    "ADVICE",
     "COMMANDS",
     "CONFIG_ENV",
     "NO_PROFILE",
     "PROFILE_ENV",
     "Profile",
     "UnknownProfileError",
-    "check_no_secret",
     "config_path",
     "profile",
 ]
@@ -28,17 +30,7 @@ COMMANDS = (  # of ags-fast, those whose options may have other defaults
 )
 PATHS = (".path", "-file", ".library")  # how names of properties end whose value is a path
 
-SECRET_NAME = re.compile(
-    r"secret|password|passphrase|token|credential|account[-_.]?key|(^|[-_.])(sas([-_.]|$)|(pin|key|jwt)$)"
-)
-NOT_SECRET = re.compile(r"(-file|-env|-label|-provider|[-_]id|-ids)$|^(adls\.token-credential-provider\.)")
-SECRET_VALUE = re.compile(
-    r"-----BEGIN|^(hv[sbr]\.|ghp_|AKIA|ASIA)\w|://[^/@\s]*:[^/@\s]+@"  # PEM, tokens, a password in a URL
-    r"|^([0-9a-fA-F]{32}|[0-9a-fA-F]{48}|[0-9a-fA-F]{64})$"  # AES keys in hex
-    r"|^([\w+/-]{22}==|[\w+/-]{43}=)$"  # AES keys in base64
-    r"|^(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+][A-Za-z0-9+/]{39}$"  # a secret key of AWS
-    r"|^(?=.*[a-z])(?=.*[A-Z])(?=.*\d.*[A-Za-z].*\d)[\w+]{32,}$"  # random text
-)
+ADVICE = "keep it in a file or in an environment variable, and name that"
 
 
 class UnknownProfileError(ValueError):
@@ -124,7 +116,7 @@ def _read(path: str) -> dict[str, Any]:
 
 def _checked(name: str, table: dict[str, Any], path: str) -> Profile:
     place, kms, commands = f"{path}, profile {name}", {}, {}
-    check_no_secret(table, place)
+    check_no_secret(table, place, ADVICE)
     for setting, value in table.items():
         if setting in SETTINGS:
             if not isinstance(value, dict if setting == "storage_options" else str):
@@ -141,18 +133,3 @@ def _checked(name: str, table: dict[str, Any], path: str) -> Profile:
             is_path = setting.endswith(PATHS)
             kms[setting] = os.path.join(os.path.dirname(path), os.path.expanduser(value)) if is_path else value
     return Profile(name, kms, **{one: table.get(one) for one in SETTINGS}, commands=commands, source=path)
-
-
-def check_no_secret(values: dict[str, Any], place: str) -> None:
-    """Raise ValueError, without the value, if a value looks like a key or its name is a secret's."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            check_no_secret(value, f"{place}, {name}")
-            continue
-        low = name.lower()
-        is_named = SECRET_NAME.search(low) and not NOT_SECRET.search(low) and isinstance(value, str)
-        if is_named or any(SECRET_VALUE.search(str(one)) for one in (value if isinstance(value, list) else [value])):
-            raise ValueError(
-                f"{place}: the value of {name} looks like a key or a secret, and is refused: keep it in a file or in "
-                "an environment variable, and name that"
-            )

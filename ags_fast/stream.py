@@ -11,13 +11,14 @@ import operator
 import os
 
 from ags_fast._blocks import OpenBlocks
-from ags_fast._core import OVERHEAD_NBYTES, Descriptor, Key, Pending, grow, read_at
+from ags_fast._core import OVERHEAD_NBYTES, Descriptor, Pending, grow, read_at
 from ags_fast._cursor import Unfinished
 from ags_fast._threads import thread_count
 from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
     HEADER_NBYTES,
     MAX_BLOCKS_WRITTEN,
+    as_key,
     block_offset,
     bytes_view,
     check_block_size,
@@ -89,8 +90,8 @@ class AgsReader(OpenBlocks):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._position = 0
-        self._key = Key(key)
+        self._position = self._length = self._block_size = 0
+        key = self._key = as_key(key)
         self._aad_prefix = prefix_bytes(aad_prefix)
         length = check_length(length)
         self._file = open_source(source, length, storage_options)
@@ -148,10 +149,9 @@ class AgsReader(OpenBlocks):
     read_at = read_at
 
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
-        """Read plaintext from `offset` into a writable buffer.
+        """Read plaintext from `offset` into a writable buffer, and return its bytes: fewer than asked for at the end.
 
-        Returns:
-            The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
+        After an error the buffer is all zeros.
         """
         return self._readinto(offset, buffer, False)
 
@@ -243,6 +243,9 @@ class AgsWriter(Unfinished):
         KeyLimitError: The key would seal more than 2^32 messages.
     """
 
+    _file_length: int | None = None
+    _target: PositionalSink | OrderedSink | None = None
+
     def __init__(
         self,
         target: WritableTarget,
@@ -256,9 +259,8 @@ class AgsWriter(Unfinished):
         sealed_before: int = 0,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._file_length: int | None = None
-        self._target: PositionalSink | OrderedSink | None = None
-        self._key = sealing_key(key, sealed_before)
+        self._block_size = 0
+        self._key = sealing_key(key := as_key(key), sealed_before)
         self._aad_prefix = prefix_bytes(aad_prefix)
         self._block_size = check_block_size(block_size)
         self._threads = thread_count(threads)
@@ -302,11 +304,7 @@ class AgsWriter(Unfinished):
         return self._blocks * self._block_size + self._pending.filled
 
     def write(self, data: Buffer, /) -> int:
-        """Write all of a bytes-like object. If the target raises, the writer has aborted.
-
-        Returns:
-            The size of `data` in bytes.
-        """
+        """Write all of a bytes-like object, and return its bytes. If the target raises, the writer has aborted."""
         if self._owner != os.getpid():
             raise ValueError("this writer belongs to the process that opened it")
         taken = self._pending.add(data)

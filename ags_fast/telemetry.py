@@ -18,6 +18,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._text import printable
 from ags_fast._version import __version__
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _log(level: int, part: str, text: str, values: tuple[object, ...]) -> None:
         logger = logging.getLogger(f"ags_fast.{part}")
         if not logger.handlers:  # so that Python prints no warning of a program that has set up no log
             logger.addHandler(logging.NullHandler())
-        logger.log(level, text, *values)
+        logger.log(level, text, *(one if isinstance(one, int | float) else printable(str(one)) for one in values))
 
 
 def add(counter: str, amount: int, attributes: Mapping[str, str] | None = None) -> None:

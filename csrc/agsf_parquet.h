@@ -72,7 +72,7 @@ agsf_status agsf_thrift_splice(const uint8_t *data, size_t nbytes, const agsf_th
 /*
  * A footer (FileMetaData), walked once: where its schema elements, row groups and column chunks are. All offsets are
  * into the caller's bytes, which must outlive the agsf_footer. The arrays take less memory than the bytes; for hostile
- * bytes, up to ten times as much.
+ * bytes, up to five times as much. The schema is a tree, of at most 32768 columns.
  */
 typedef struct agsf_schema_element {
     uint32_t name, name_nbytes;

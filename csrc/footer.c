@@ -36,6 +36,11 @@ enum {
     LOCATION_NBYTES = 2,
 };
 
+enum {
+    SCHEMA_DEPTH = 64,                            /* of groups in groups */
+    SCHEMA_ELEMENTS = 8 * (AGSF_ORDINAL_MAX + 1), /* lists and maps have three for a column */
+};
+
 enum { STRUCT_MIN_NBYTES = 3 }; /* of a struct with one field: no required field is a bool */
 
 /* ---------------------------------------------------------------- walking a footer */
@@ -48,9 +53,10 @@ static size_t struct_list(agsf_cursor *cursor) {
     return cursor->bad ? 0 : count;
 }
 
-/* Makes room for one element more. What an array holds is bounded by the footer's bytes: see STRUCT_MIN_NBYTES. */
-static bool grow(void **array, size_t count, size_t *room, size_t nbytes) {
-    const size_t more = *room == 0 ? 64 : *room + *room / 2;
+/* Makes room for one element more, at first for as many as are to come, so that a hostile footer's are not copied. */
+static bool grow(void **array, size_t count, size_t *room, size_t nbytes, const agsf_cursor *cursor, size_t to_come) {
+    const size_t most = (size_t)(cursor->end - cursor->at) / STRUCT_MIN_NBYTES + 1;
+    const size_t more = *room > 0 ? *room + *room / 2 + 1 : to_come < most ? to_come : most;
     void *bigger;
 
     if (count < *room) return true;
@@ -85,14 +91,28 @@ static void schema_element(agsf_cursor *cursor, const uint8_t *data, agsf_schema
     if (cursor->at - begin < STRUCT_MIN_NBYTES) cursor->bad = true;
 }
 
+/* Limits hold while elements are read: nobody has authenticated them, and there may be as many as bytes allow. */
 static agsf_status read_schema(agsf_cursor *cursor, const uint8_t *data, agsf_footer *footer) {
     const size_t count = struct_list(cursor);
-    size_t room = 0;
+    uint32_t left[SCHEMA_DEPTH + 1] = {1}; /* elements that are still to come, of each group around the next one */
+    size_t room = 0, depth = 1, leaves = 0;
 
+    if (count > SCHEMA_ELEMENTS) return AGSF_ORDINAL;
     for (size_t i = 0; i < count && !cursor->bad; i++) {
-        if (!grow((void **)&footer->schema, footer->nschema, &room, sizeof(*footer->schema))) return AGSF_NO_MEMORY;
-        schema_element(cursor, data, &footer->schema[footer->nschema++]);
+        agsf_schema_element *element;
+        if (!grow((void **)&footer->schema, footer->nschema, &room, sizeof(*element), cursor, count)) {
+            return AGSF_NO_MEMORY;
+        }
+        element = &footer->schema[footer->nschema++];
+        schema_element(cursor, data, element);
+        while (depth > 0 && left[depth - 1] == 0) depth--;
+        if (depth == 0 || (element->children > 0 && depth > SCHEMA_DEPTH)) return AGSF_BAD_FORMAT;
+        left[depth - 1]--;
+        if (element->children > 0) left[depth++] = element->children;
+        if (element->children == 0 && ++leaves > AGSF_ORDINAL_MAX + 1) return AGSF_ORDINAL;
     }
+    while (depth > 0 && left[depth - 1] == 0) depth--;
+    if (count > 0 && depth > 0) cursor->bad = true; /* a group lacks children */
     return AGSF_OK;
 }
 
@@ -110,12 +130,15 @@ static void chunk_span(agsf_cursor *cursor, const uint8_t *data, agsf_chunk_span
     if (span->end - span->begin < STRUCT_MIN_NBYTES) cursor->bad = true;
 }
 
-static agsf_status read_columns(agsf_cursor *cursor, const uint8_t *data, agsf_footer *footer, size_t *room) {
+static agsf_status read_columns(agsf_cursor *cursor, const uint8_t *data, agsf_footer *footer, size_t groups,
+                                size_t *room) {
     const size_t count = struct_list(cursor);
 
     if (count > AGSF_ORDINAL_MAX + 1) return AGSF_ORDINAL;
     for (size_t i = 0; i < count && !cursor->bad; i++) {
-        if (!grow((void **)&footer->chunks, footer->nchunks, room, sizeof(*footer->chunks))) return AGSF_NO_MEMORY;
+        if (!grow((void **)&footer->chunks, footer->nchunks, room, sizeof(*footer->chunks), cursor, groups * count)) {
+            return AGSF_NO_MEMORY;
+        }
         chunk_span(cursor, data, &footer->chunks[footer->nchunks++]);
     }
     return AGSF_OK;
@@ -133,14 +156,15 @@ static agsf_status read_row_groups(agsf_cursor *cursor, const uint8_t *data, ags
         unsigned type;
         while (status == AGSF_OK && agsf_thrift_field(cursor, &id, &type)) {
             if (id == GROUP_COLUMNS && type == AGSF_THRIFT_LIST) {
-                status = read_columns(cursor, data, footer, &chunks_room);
+                status = read_columns(cursor, data, footer, count, &chunks_room);
             } else {
                 agsf_thrift_skip(cursor, type, false);
             }
         }
         group.end = (uint32_t)(cursor->at - data);
         group.count = (uint32_t)footer->nchunks - group.first;
-        if (!grow((void **)&footer->groups, footer->ngroups, &room, sizeof(group))) return AGSF_NO_MEMORY;
+        if (!grow((void **)&footer->groups, footer->ngroups, &room, sizeof(group), cursor, count))
+            return AGSF_NO_MEMORY;
         footer->groups[footer->ngroups++] = group;
     }
     return status;

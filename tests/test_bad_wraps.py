@@ -9,6 +9,8 @@ import pytest
 from datasets import HERE, MASTER, add_tree, decrypted, leftovers, make_kms, read_tree
 
 from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError, cli
+from ags_fast.cli.codes import EXIT_INTEGRITY, EXIT_KEY_ACCESS
+from ags_fast.cli.kms import kms_options
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.names import entry_path
 from ags_fast.jobs import Policy, expire, rekey_files, restore_keys, rotate
@@ -43,6 +45,8 @@ class Broken(local.LocalKms):
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         if self.properties.get("broken") == "encrypt-only" and self._bad(wrapping_key_id):
             raise KeyAccessError("the caller may not decrypt")
+        if self.properties.get("broken") == "changed" and self._bad(wrapping_key_id):
+            wrapped = wrapped[:-1] + bytes([wrapped[-1] ^ 1])
         return super()._unwrap(wrapped, wrapping_key_id)
 
 
@@ -277,3 +281,19 @@ def test_back_from_a_shell(kms: dict[str, str], dataset: Path, capsys: pytest.Ca
     assert decrypted(dataset, kms) == TREE
     assert cli.main(["keys", "restore", str(dataset), *options, "--json"]) == 0
     assert "its newest wrap opens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("masters", [MASTER, "other", f"other,{MASTER}"])
+@pytest.mark.parametrize("how", ["changed", "encrypt-only"])
+def test_which_error_says_that_there_is_no_way_back(
+    kms: dict[str, str], dataset: Path, capsys: pytest.CaptureFixture[str], how: str, masters: str
+) -> None:
+    """IntegrityError if somebody has changed the wraps, KeyAccessError if the KMS refuses a call."""
+    add_tree(dataset, kms, TREE)
+    add_tree(dataset, kms, {"2/new": b""}, wrapping_key_id="other")
+    kind, code = (IntegrityError, EXIT_INTEGRITY) if how == "changed" else (KeyAccessError, EXIT_KEY_ACCESS)
+    used = broken(kms, how, masters=masters)
+    with pytest.raises(kind):
+        restore_keys(dataset, kms=used)
+    assert cli.main(["keys", "restore", str(dataset), *kms_options(used)]) == code
+    capsys.readouterr()

@@ -366,6 +366,38 @@ def test_impossible_numbers_in_tables(forger: Forger) -> None:
         check_refused(change, partial(forged, forger, table))
 
 
+def test_rows_that_cannot_be(forger: Forger) -> None:
+    """FormatError: a field of another type, a member of a set without a number, a number without a set."""
+    good = columns(forger)
+    rest = {name: good[name] for name in Rest.__struct_fields__}
+    other: list[Any] = [
+        5,
+        -1,
+        1.5,
+        True,
+        "x",
+        b"x",
+        [1],
+        [["x"]],
+        [[1, 2, 3]],
+        {"a": 1},
+        [None, 1],
+        [["x", 1, "x", b""]],
+    ]
+    taken, no_set = 0, {"set_id": None, "part": None, "parts": None}
+    for name in (*rest, "wrapped_dek", "column_keys", "aad_prefix", "names"):
+        for value in other:
+            try:
+                forged(forger, forger.table([page_of(good | {name: [value] * len(good["path"])})], 2))
+                taken += 1
+            except WRONG:
+                pass
+    for fields in ({"set_id": "job"}, {"part": 1}, {"set_id": "job", "part": 1}, {"part": 1, "parts": 2}, {"parts": 2}):
+        with pytest.raises(FormatError, match="one of a set"):
+            forged(forger, forger.table([encoded([forger.row(**(no_set | fields))])], 1))
+    assert taken < 40
+
+
 def test_names_that_columns_do_not_have(forger: Forger) -> None:
     good = columns(forger)
     for name in ("key_id", "format", "job_id", "set_id"):

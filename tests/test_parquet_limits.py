@@ -20,7 +20,7 @@ from parquet_files import (
     seal,
     unseal,
 )
-from support import Target
+from support import Target, run_python
 
 from ags_fast import FormatError, parquet
 from ags_fast.parquet import Keys
@@ -208,3 +208,77 @@ def test_a_metadata_file_is_refused(tmp_path: Path) -> None:
     pq.write_metadata(table.schema, tmp_path / "_metadata", found)
     assert found[0].row_group(0).column(0).file_path
     refused(FormatError, "is a _metadata file", parquet.encrypt_file, str(tmp_path / "_metadata"), Keys(KF))
+
+
+# ------------------------------------------------------------------------------------------------ hostile footers
+
+FOOTERS = """
+import resource, sys
+from ags_fast import AgsError, FormatError, parquet
+
+def varint(number):
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+def lists(count):
+    return b"\\x19\\xfc" + varint(count)
+
+def root(children):
+    return b"\\x48\\0\\x15" + varint(2 * children) + b"\\0"
+
+def peak():
+    with open("/proc/self/status") as file:
+        lines = file.read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+kind, nbytes, most = sys.argv[1], int(sys.argv[2]) << 20, int(sys.argv[3])
+leaf, group = b"\\x48\\0\\0", b"\\x55\\2\\0"
+chain = group * 62 + leaf
+wide = b"\\x19\\xfc" + varint(32768) + b"\\x26\\0\\0" * 32768 + b"\\0"
+n = nbytes // {"leaves": 3, "groups": 3, "chains": len(chain), "chunks": len(wide), "notes": 3}[kind]
+data = b"\\x15\\2" + {
+    "leaves": lambda: lists(n + 1) + root(n) + leaf * n,
+    "groups": lambda: lists(n + 1) + root(1) + group * n,
+    "chains": lambda: lists(63 * n + 1) + root(n) + chain * n,
+    "chunks": lambda: lists(32769) + root(32768) + leaf * 32768 + b"\\x16\\0" + lists(n) + wide * n,
+    "notes": lambda: lists(2) + root(1) + leaf + b"\\x16\\0" + b"\\x19\\x0c" + lists(n) + b"\\x18\\0\\0" * n,
+}[kind]() + b"\\0"
+with open(sys.argv[4], "wb") as file:
+    file.write(b"PAR1" + data + len(data).to_bytes(4, "little") + b"PAR1")
+size = len(data)
+del data
+try:
+    parquet.inspect(b"")  # imports what it needs
+except FormatError:
+    pass
+if most:
+    resource.setrlimit(resource.RLIMIT_AS, (most << 20, most << 20))
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")
+before = peak()
+for call in (parquet.inspect, lambda src: parquet.verify(src, parquet.Keys(bytes(range(16))))):
+    try:
+        call(sys.argv[4])
+        print("read")
+    except AgsError as error:
+        print(type(error).__name__)
+print((peak() - before) / size)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="only Linux tells the peak of memory")
+@pytest.mark.parametrize("kind", ["leaves", "groups", "chains", "chunks", "notes"])
+def test_a_hostile_footer_takes_six_times_its_size_at_most(kind: str, tmp_path: Path) -> None:
+    """Of short elements, which take the most memory each: limits hold while they are read."""
+    *ends, times = run_python(FOOTERS, kind, "24", "0", str(tmp_path / "f")).split()
+    assert float(times) < 6
+    assert set(ends) == ({"read", "PolicyError"} if kind == "notes" else {"FormatError"})
+
+
+@pytest.mark.parametrize("kind", ["leaves", "chains", "chunks"])
+def test_a_hostile_footer_where_memory_is_short(kind: str, tmp_path: Path) -> None:
+    *ends, _ = run_python(FOOTERS, kind, "96", "512", str(tmp_path / "f")).split()
+    assert set(ends) == {"FormatError"}

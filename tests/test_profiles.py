@@ -172,7 +172,7 @@ def test_a_secret_is_refused_unseen(name: str, secret: str, config: Path, capsys
     printed = capsys.readouterr()
     assert name in printed.err
     assert secret not in printed.out + printed.err
-    with pytest.raises(ValueError, match="looks like a key") as raised:
+    with pytest.raises(ValueError, match="looks like a secret") as raised:
         ags_fast.profile("sales")
     assert secret not in str(raised.value)
 

@@ -718,3 +718,74 @@ def test_spark_finds_modules_that_import_little() -> None:
     assert names == "ags_parquet ags_avro"
     expected = ["ags_fast", "ags_fast._lazy", "ags_fast.spark", "ags_fast.spark.datasource"]
     assert loaded == f"{[*expected, 'ags_fast.spark.datasource.sources']} False"
+
+
+# ---------------------------------------------------------------- names and sizes that are rare
+
+
+def test_no_partition_is_no_rows(kms: dict[str, str], dataset: Path) -> None:
+    """Where the files or a filter leave none, Spark has the reader read None."""
+    make(dataset, kms, {"year=2026/a.parquet": numbers(3)})
+    schema = t.StructType().add("id", t.LongType()).add("year", t.IntegerType())
+    for read in (
+        Read(dataset, kms, schema, files="none/*"),
+        Read(dataset, kms, schema, pushdown="true").push(ds.EqualTo(("year",), 2025)),
+    ):
+        assert read.partitions == []
+        assert list(read.reader.read(None)) == []
+    avro = AgsAvro(ds.CaseInsensitiveDict({"path": str(dataset), **kms})).reader(schema)
+    assert list(avro.partitions()) == []
+    assert list(avro.read(None)) == []
+
+
+@pytest.mark.parametrize("names", [("a", "a.b"), ("a.b", "a")])
+def test_a_column_with_a_dot_beside_a_struct(kms: dict[str, str], dataset: Path, names: tuple[str, str]) -> None:
+    columns = {"a.b": list(range(1000)), "a": [{"b": 5000 + i, "c": "x"} for i in range(1000)]}
+    table = pa.table({name: columns[name] for name in names})
+    make(dataset, kms, {"a.parquet": table}, rows=100)
+    assert Read(dataset, kms).rows() == table.to_pylist()
+    for path, value in ((("a", "b"), 5500), (("a.b",), 500)):
+        found = Read(dataset, kms, pushdown="true").push(ds.EqualTo(path, value)).rows()
+        assert table.to_pylist()[500] in found
+    found = Read(dataset, kms, pushdown="true").push(ds.EqualTo(("a", "c"), "y")).rows()
+    assert found == []  # a path that one column has is known
+
+
+def test_names_that_differ_in_case(kms: dict[str, str], dataset: Path) -> None:
+    """Of two columns each is read by its own name, also where a folder has the name of one."""
+    table = pa.table({"id": [1, 2], "ID": [3, 4]})
+    make(dataset, kms, {"a.parquet": table})
+    assert Read(dataset, kms).rows() == table.to_pylist()
+    assert Read(dataset, kms, columns="ID").rows() == [{"ID": 3}, {"ID": 4}]
+    with pytest.raises(ValueError, match="several columns 'Id': id, ID"):
+        Read(dataset, kms, columns="Id")
+    other = dataset.with_name("other")
+    make(other, kms, {"id=7/a.parquet": pa.table({"ID": [3, 4]})})
+    schema = t.StructType().add("id", t.IntegerType()).add("ID", t.LongType())
+    read = Read(other, kms, schema, pushdown="true").push(ds.EqualTo(("ID",), 3))
+    assert read.rows() == [{"id": 7, "ID": 3}, {"id": 7, "ID": 4}]
+
+
+def test_parts_are_not_without_number(kms: dict[str, str], dataset: Path) -> None:
+    make(dataset, kms, {"a.parquet": numbers(50_000)}, rows=10_000)
+    read = Read(dataset, kms, splitBytes="1")
+    assert len(read.partitions) <= 10_000
+    assert sorted(row["id"] for part in read.partitions for b in read.reader.read(part) for row in b.to_pylist()) == [
+        *range(50_000)
+    ]
+
+
+def test_escapes_are_characters_as_in_spark() -> None:
+    assert partition_texts("a%FE=%FEx%C3%A9%/f.parquet") == {"a\xfe": "\xfex\xc3\xa9%"}
+    assert partition_texts("a=%2525/f.parquet") == {"a": "%25"}
+
+
+def test_an_engine_takes_sessions_alone() -> None:
+    from pyspark.sql.connect.dataframe import DataFrame
+    from pyspark.sql.connect.session import SparkSession as Connect
+
+    from ags_fast.spark import SparkEngine
+
+    for other in (Connect.builder, Connect.Builder(), DataFrame.__new__(DataFrame), Connect, None, "local[1]"):
+        with pytest.raises(TypeError, match="a SparkSession is required, not"):
+            SparkEngine(other)

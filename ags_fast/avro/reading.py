@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ags_fast.ags1 import as_key
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
 from ags_fast.avro.checking import by_program
 from ags_fast.avro.container import Container
@@ -158,6 +159,7 @@ def read_batches(
     The first and last arguments are those of AgsReader, the others those of `AvroFile` and its `batches`. So are the
     errors.
     """
+    key = as_key(key)
     with AgsReader(
         source, key, length=length, aad_prefix=aad_prefix, threads=threads, storage_options=storage_options
     ) as file:

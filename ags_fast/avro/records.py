@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import explaining
+from ags_fast.ags1 import as_key
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
 from ags_fast.avro.checking import checker, readable
 from ags_fast.avro.container import Container
@@ -65,6 +66,7 @@ def splits(
     """
     if split_size < 1:
         raise ValueError(f"split_size must be at least 1 byte, not {split_size}")
+    key = as_key(key)
     with AgsReader(
         source, key, length=length, aad_prefix=aad_prefix, threads=1, storage_options=storage_options
     ) as reader:
@@ -98,6 +100,7 @@ def read_split(
     """
     if not 0 <= start <= end:
         raise ValueError(f"a split begins at 0 or later and does not end before it begins: not {start} to {end}")
+    key = as_key(key)
     with AgsReader(
         source, key, length=length, aad_prefix=aad_prefix, threads=threads, storage_options=storage_options
     ) as raw:
@@ -171,6 +174,7 @@ def write(
     Raises:
         ValueError: A value is not of its type, such as a number above the largest int. Nothing is written.
     """
+    key = as_key(key)
     with AgsWriter(
         target, key, aad_prefix=aad_prefix, block_size=block_size, threads=threads, storage_options=storage_options
     ) as raw:

@@ -7,13 +7,14 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._secrets import check_no_secret
 from ags_fast.cli.codes import ConfigurationError
 from ags_fast.cli.kms import kms, kms_group, kms_properties
 from ags_fast.cli.options import JSON, Command, option
 from ags_fast.cli.text import as_text, table
 from ags_fast.errors import KeyAccessError
 from ags_fast.keys.kms import load_kms
-from ags_fast.profiles import CONFIG_ENV, PROFILE_ENV, check_no_secret, config_path
+from ags_fast.profiles import ADVICE, CONFIG_ENV, PROFILE_ENV, config_path
 
 if TYPE_CHECKING:
     import argparse
@@ -34,8 +35,7 @@ def _show(args: argparse.Namespace) -> dict[str, Any]:
         if given or own:
             rows.append((name, given or own, "command line" if given and given != own else source))
     rows += [(f"storage_options.{name}", str(value), source) for name, value in (profile.storage_options or {}).items()]
-    for name, value, _ in rows:
-        check_no_secret({name: value}, "command line")
+    check_no_secret({name: value for name, value, _ in rows}, "command line", ADVICE)
     return {
         "operation": args.operation,
         "config": args.file,

@@ -10,6 +10,7 @@ import stat
 import time
 from typing import TYPE_CHECKING, Literal
 
+from ags_fast.ags1 import KeyBytes
 from ags_fast.cli.terminal import warn
 from ags_fast.errors import KeyAccessError
 
@@ -85,7 +86,7 @@ def _parse_key(data: bytes, key_format: str, origin: str) -> bytes:
         raise KeyAccessError(f"{origin} can be read as {' or as '.join(keys)}: say which with --key-format")
     if not keys:
         raise KeyAccessError(f"{origin} holds no AES key: 16, 24 or 32 bytes, as they are, in hex or in base64")
-    return keys.popitem()[1]
+    return KeyBytes(keys.popitem()[1])
 
 
 def aad_prefix(args: argparse.Namespace, new: str = "") -> bytes:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from ags_fast.dataset.entries import FileEntry, check_lengths, column_binding
 from ags_fast.dataset.names import check_path
-from ags_fast.errors import PolicyError
+from ags_fast.errors import FormatError, PolicyError
 from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
@@ -216,13 +216,15 @@ def with_wraps(page: Page, rest: Names, moves: Mapping[str, str], rewrap: Rewrap
 
 
 def check_rows(rows: Sequence[FileEntry]) -> None:
-    """Raise PolicyError for a path that leads out of the dataset, IntegrityError for lengths that cannot be.
+    """Raise PolicyError for a path that leads out of the dataset, IntegrityError or FormatError for what cannot be.
 
     Who writes a table and who reads it check its rows alike, so that nobody writes what nobody can read.
     """
     for row in rows:
         check_path(row.path)
         check_path(row.file)
+        if len({row.set_id is None, row.part is None, row.parts is None}) > 1:
+            raise FormatError(f"{row.file} is said to be one of a set, and not of which, or which of how many")
     check_lengths(rows)
 
 
@@ -235,9 +237,7 @@ def check_columns(columns: Iterable[Sequence[object]]) -> None:
 def deflated(columns: Sequence[Any], rows: int) -> bytes:
     """Return columns of so many rows, packed and compressed.
 
-    Raises:
-        LongPageError: They are to be divided into several pages.
-        PolicyError: They are one row, which nobody could read.
+    LongPageError: they are to be divided into several pages. PolicyError: they are one row, which nobody could read.
     """
     data = msgspec.msgpack.encode(columns)
     if len(data) > LONG_NBYTES and rows > 1:

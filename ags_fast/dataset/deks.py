@@ -7,6 +7,7 @@ from array import array
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING
 
+from ags_fast.ags1 import KeyBytes
 from ags_fast.dataset.key_material import with_key_material
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def with_new_keys(rows: Iterable[FileEntry], length: int, envelope: Envelope, da
     while part := list(islice(rest, AT_ONCE)):
         wraps = [row.wraps(dataset_id) for row in part]
         random = memoryview(os.urandom(length * sum(map(len, wraps))))
-        deks = [bytes(random[at : at + length]) for at in range(0, len(random), length)]
+        deks = [KeyBytes(random[at : at + length]) for at in range(0, len(random), length)]
         todo: dict[str, list[tuple[bytes, bytes]]] = {}  # {KEK: what to wrap}, so that each KEK wraps many at once
         for (key_id, _, bound), dek in zip(chain.from_iterable(wraps), deks, strict=True):
             todo.setdefault(key_id, []).append((dek, bound))
@@ -46,10 +47,7 @@ def with_new_keys(rows: Iterable[FileEntry], length: int, envelope: Envelope, da
 
 
 def rewrapped_row(row: FileEntry, to: Sequence[str | None], envelope: Envelope, dataset_id: str) -> FileEntry:
-    """Return a file with its data keys under other KEKs.
-
-    to: The KEK for each of its data keys, in the order of `key_ids`; None: the data key stays as it is.
-    """
+    """Return a file with its data keys under the KEKs `to`, in the order of `key_ids`; None: a key stays as it is."""
     if not any(to):
         return row
     wraps = []

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from ags_fast._core import NONCE_NBYTES, TAG_NBYTES, Key
+from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.fs import NotAFileError
 from ags_fast.keys.entry import KeyEntry
@@ -45,7 +46,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def seal(envelope: Envelope, sealer: KeyEntry, dataset_id: str, path: str, body: object) -> bytes:
     """Seal a document, a struct of msgspec, for one path of a dataset, by a KEK of the envelope."""
     text = msgspec.json.encode(body)
-    key, nonce = secrets.token_bytes(KEY_NBYTES), os.urandom(NONCE_NBYTES)
+    key, nonce = KeyBytes(secrets.token_bytes(KEY_NBYTES)), os.urandom(NONCE_NBYTES)
     wrapped = envelope.wrap(sealer.key_id, key, binding(dataset_id, "document", path))
     header = Header(3, dataset_id, sealer, wrapped, nonce, Key(key).seal(nonce, b"", text))
     return msgspec.json.encode(header) + b"\n" + text

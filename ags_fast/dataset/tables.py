@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
-from ags_fast.ags1 import AgsCodec, encrypted_length
+from ags_fast.ags1 import AgsCodec, KeyBytes, encrypted_length
 from ags_fast.dataset.columns import (
     Count,
     LongPageError,
@@ -216,7 +216,7 @@ class SortedTables(Generic[Row]):
         data += zlib.compress(msgspec.msgpack.encode(keys), 1) if many else b""
         begin = len(data)
         data += msgspec.msgpack.encode(_directory_of(pages))
-        path, key = table_path(job_id), secrets.token_bytes(32)
+        path, key = table_path(job_id), KeyBytes(secrets.token_bytes(32))
         wrapped = envelope.wrap(key_id, key, binding(self._dataset_id, "table", path))
         self._store.create_exclusive(path, AgsCodec(key, block_size=BLOCK_NBYTES).encrypt(data))
         return Table(path, len(data), begin, 1, b"", b"", 0, key_id, wrapped, None if many else keys)

@@ -14,7 +14,7 @@ from ags_fast.dataset.keks import Keks
 from ags_fast.dataset.keys import rewrapped_as
 from ags_fast.dataset.kinds import clock_ms
 from ags_fast.dataset.snapshot import Snapshot
-from ags_fast.errors import AgsError, KeyAccessError, PolicyError
+from ags_fast.errors import AgsError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs.results import JobResult, Row, counted, describe, shown
 from ags_fast.jobs.run import UNREADABLE
 from ags_fast.keys.cache import clear_cache
@@ -57,7 +57,8 @@ def restore_keys(
         no wrap opens, which may be as it should be; "failed" if no wrap opens.
 
     Raises:
-        KeyAccessError: No version opens, or there is no wrap that opens of any KEK which needs one.
+        KeyAccessError: No version opens, or the KMS opens no wrap of any KEK which needs one.
+        IntegrityError: As that, but the KMS refused nothing: the wraps were changed.
         FileNotFoundError: There is no such version.
     """
     clear_cache()  # whether the KMS opens a key is not what this process remembers
@@ -75,9 +76,11 @@ def restore_keys(
         found = {key_id: new for key_id in closed if (new := _older(log, head, entries, key_id)) is not None}
         rows = [_row(key, closed, found, "planned" if dry_run else "ok") for key in head.keys.values()]
     job = Idle()
-    if any(row.status == "failed" for row in rows) and not found:
-        why = next(row.error for row in rows if row.status == "failed")
-        raise KeyAccessError(f"no version of {log.store.url} has its KEKs in a wrap that opens with this KMS: {why}")
+    errors = [closed[row.src] for row in rows if row.status == "failed"]
+    if errors and not found:  # a call that was refused says nothing of the other wraps
+        why = next((error for error in errors if isinstance(error, KeyAccessError)), errors[0])
+        kind = KeyAccessError if isinstance(why, KeyAccessError) else IntegrityError
+        raise kind(f"no version of {log.store.url} has its KEKs in a wrap that opens with this KMS: {describe(why)}")
     if found and not dry_run:
         log.store.check_writable()
 
@@ -90,21 +93,21 @@ def restore_keys(
     return JobResult(job.id, "restore", log.store.url, head.number, rows, head.pin)
 
 
-def _closed(log: Log, head: Entry) -> dict[str, str]:
+def _closed(log: Log, head: Entry) -> dict[str, AgsError]:
     """Return why the KMS does not unwrap some of the KEKs of a head, by their ids."""
     kms, keys = log.kms.for_dataset(head.dataset_id), [*head.keys.values()]
     log.kek_rows.fetch(head.dataset_id, keys)
 
-    def why(key: KeyEntry) -> str | None:
+    def why(key: KeyEntry) -> AgsError | None:
         try:
             if key.double_wrap:
                 check_unwraps(kms, log.kek_rows.whole(head.dataset_id, key))
         except AgsError as error:
-            return describe(error)
+            return error
         return None
 
     answers = in_threads(why, keys, min(CONCURRENCY, len(keys)))
-    return {key.key_id: text for key, text in zip(keys, answers, strict=True) if text is not None}
+    return {key.key_id: error for key, error in zip(keys, answers, strict=True) if error is not None}
 
 
 def _older(log: Log, head: Entry, entries: Sequence[Entry], key_id: str) -> KeyEntry | None:
@@ -122,14 +125,14 @@ def _older(log: Log, head: Entry, entries: Sequence[Entry], key_id: str) -> KeyE
     return None
 
 
-def _row(key: KeyEntry, closed: Mapping[str, str], found: Mapping[str, KeyEntry], done: str) -> Row:
+def _row(key: KeyEntry, closed: Mapping[str, AgsError], found: Mapping[str, KeyEntry], done: str) -> Row:
     row = Row(key.key_id, None, done, format="key", key_id=key.key_id)
     if key.key_id in found:
         return row
     if key.key_id not in closed:
         return row._replace(status="skipped", error_class="Current", error="its newest wrap opens")
     status = "skipped" if for_columns(key) else "failed"
-    return row._replace(status=status, error_class="KeyAccessError", error=closed[key.key_id])
+    return row._replace(status=status, error_class=type(why := closed[key.key_id]).__name__, error=describe(why))
 
 
 def destroy_versions(

@@ -97,9 +97,7 @@ def check_dek_length(nbytes: int) -> None:
 def run_tasks(context: Context, tasks: Sequence[Task], options: Options, *, writes: bool = False) -> list[Row]:
     """Run the tasks, in any order, and return their rows. writes: they write files of a job with a plan.
 
-    Raises:
-        JobError: More files failed than allowed.
-        JobEndedError: A task has found that the job has ended: see `Context.check_plan`.
+    JobError: more files failed than allowed. JobEndedError: a task has found that: see `Context.check_plan`.
     """
     rows: list[Row] = []
     if writes and getattr(options.engine, "tasks_outlive_driver", False):

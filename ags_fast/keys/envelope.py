@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key, rewrap
-from ags_fast.ags1 import KEY_LIMIT
+from ags_fast.ags1 import KEY_LIMIT, KeyBytes
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimitError, PolicyError, UnknownKeyError
 from ags_fast.keys.cache import cache_name, unwrapped_keks
 from ags_fast.keys.entry import KeyEntry
@@ -124,7 +124,7 @@ class Envelope:
             kms, master = self.kms, entry.wrapping_key_id
             wrapped = []
             for dek, bound in items:
-                wrapped.append(bytes(kms.wrap_key(dek + hashlib.sha256(bound).digest(), master)))
+                wrapped.append(bytes(kms.wrap_key(KeyBytes(dek + hashlib.sha256(bound).digest()), master)))
                 self._prove(entry, wrapped[-1], bound, dek)
             return wrapped
         key = self._key(entry)
@@ -150,7 +150,7 @@ class Envelope:
         entry = self._entry(key_id)
         if not entry.double_wrap:
             opened = aes_key(self.kms.unwrap_key(wrapped, entry.wrapping_key_id), key_id, DIGEST_NBYTES)
-            dek, digest = opened[:-DIGEST_NBYTES], opened[-DIGEST_NBYTES:]
+            dek, digest = KeyBytes(opened[:-DIGEST_NBYTES]), opened[-DIGEST_NBYTES:]
             if not hmac.compare_digest(digest, hashlib.sha256(binding).digest()):
                 raise IntegrityError(f"a key wrapped by {key_id!r} was wrapped for another file or dataset")
             return dek
@@ -158,7 +158,7 @@ class Envelope:
         if len(wrapped) <= OVERHEAD_NBYTES:
             raise FormatError(f"{len(wrapped)} bytes are too short for a wrapped key")
         try:
-            return key.open(wrapped[:NONCE_NBYTES], wrapped[NONCE_NBYTES:], binding)
+            return KeyBytes(key.open(wrapped[:NONCE_NBYTES], wrapped[NONCE_NBYTES:], binding))
         except IntegrityError:
             raise IntegrityError(
                 f"a wrapped key is not what {key_id!r} wrapped: it was changed, or wrapped for another file or dataset"
@@ -171,7 +171,7 @@ class Envelope:
             return [self.unwrap(key_id, wrapped, bound) for wrapped, bound in items]
         open_ = self._key(entry).open
         try:
-            return [open_(wrapped[:NONCE_NBYTES], wrapped[NONCE_NBYTES:], bound) for wrapped, bound in items]
+            return [KeyBytes(open_(one[:NONCE_NBYTES], one[NONCE_NBYTES:], bound)) for one, bound in items]
         except (IntegrityError, ValueError):
             return [self.unwrap(key_id, wrapped, bound) for wrapped, bound in items]  # to say what is wrong
 
@@ -281,8 +281,7 @@ class Envelope:
 
     def prepare(self, key_id: str) -> None:
         """Have the KMS unwrap a KEK now, so that a refusal comes before any work. In single wrap, do nothing."""
-        entry = self._entry(key_id)
-        if entry.double_wrap:
+        if (entry := self._entry(key_id)).double_wrap:
             self._key(entry)
 
     def _entry(self, key_id: str) -> KeyEntry:

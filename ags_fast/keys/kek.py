@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ags_fast._core import NONCE_NBYTES, Key
+from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.cache import cache_name, unwrapped_keks
 from ags_fast.keys.entry import KEY_TIMESTAMP, KeyEntry, with_version
@@ -56,7 +57,7 @@ def new_kek(
     if client.supports_key_generation:
         key, wrapped = client.generate_key(wrapping_key_id, length)
     else:
-        key = secrets.token_bytes(length)
+        key = KeyBytes(secrets.token_bytes(length))
         wrapped = client.wrap_key(key, wrapping_key_id)
     given = with_version({KEY_TIMESTAMP: str(created_ms), **(properties or {})}, wrapped)
     entry = KeyEntry(key_id, wrapping_key_id, bytes(wrapped), "active", created_ms, 0, given)

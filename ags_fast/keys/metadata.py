@@ -10,7 +10,7 @@ import hmac
 import operator
 from typing import TYPE_CHECKING
 
-from ags_fast.ags1 import bytes_view
+from ags_fast.ags1 import KeyBytes, bytes_view
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class StandardKeyMetadata:
     def __init__(
         self, encryption_key: Buffer, aad_prefix: Buffer | None = None, file_length: int | None = None
     ) -> None:
-        self.encryption_key = bytes(bytes_view(encryption_key))  # bytes() alone would make a key of a number
+        self.encryption_key: bytes = (encryption_key := KeyBytes(bytes_view(encryption_key)))  # no number
         self.aad_prefix = None if aad_prefix is None else bytes(bytes_view(aad_prefix))
         self.file_length = None if file_length is None else operator.index(file_length)
         if len(self.encryption_key) not in (16, 24, 32):
@@ -66,7 +66,7 @@ class StandardKeyMetadata:
         encoded = bytes([VERSION]) + _encode_bytes(self.encryption_key)
         encoded += b"\0" if self.aad_prefix is None else b"\2" + _encode_bytes(self.aad_prefix)
         encoded += b"\0" if self.file_length is None else b"\2" + _encode_long(self.file_length)
-        return encoded
+        return KeyBytes(encoded)
 
     @classmethod
     def decode(cls, encoded: Buffer) -> StandardKeyMetadata:
@@ -74,7 +74,7 @@ class StandardKeyMetadata:
 
         Raises FormatError if a part is missing or impossible, or the version is another.
         """
-        data = bytes(bytes_view(encoded))
+        encoded = data = KeyBytes(bytes_view(encoded))
         if not data:
             raise FormatError("key metadata is empty")
         if data[0] != VERSION:
@@ -83,7 +83,7 @@ class StandardKeyMetadata:
         aad_prefix = file_length = None
         present, at = _decode_union(data, at)
         if present:
-            aad_prefix, at = _decode_bytes(data, at)
+            aad_prefix, at = _decode_bytes(data, at)  # __init__ makes plain bytes of it
         present, at = _decode_union(data, at)
         if present:
             file_length, at = _decode_long(data, at)
@@ -126,7 +126,7 @@ def _decode_bytes(data: bytes, at: int) -> tuple[bytes, int]:
     size, at = _decode_long(data, at)
     if not 0 <= size <= len(data) - at:
         raise FormatError("key metadata is cut short")
-    return data[at : at + size], at + size
+    return KeyBytes(data[at : at + size]), at + size
 
 
 def _decode_union(data: bytes, at: int) -> tuple[bool, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ags_fast._core import Key
+from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import KeyAccessError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import TypeVar
+    from typing import Any, TypeVar
 
     from ags_fast._types import Buffer, Retriever
 
@@ -40,12 +41,14 @@ FOOTER_KEY = FooterKey()
 
 def dotted(path: Iterable[str]) -> str:
     """Return a column's path as text, with dots."""
-    return ".".join(path)
+    return path if isinstance(path, str) else ".".join(path)
 
 
-def _key_bytes(key: Buffer, what: str) -> bytes:
+def _key_bytes(key: Any, what: str) -> Any:
+    if isinstance(key, FooterKey):
+        return key
     try:
-        value = bytes(memoryview(key).cast("B"))
+        value = KeyBytes(memoryview(key).cast("B"))
     except TypeError:
         raise TypeError(f"{what} is 16, 24 or 32 bytes, not {type(key).__name__!r}") from None
     if len(value) not in (16, 24, 32):
@@ -81,14 +84,16 @@ class Keys:
         footer_metadata: bytes | None = None,
         column_metadata: Mapping[_NotedPathT, bytes] | None = None,
     ) -> None:
-        self._footer = None if footer is None else _key_bytes(footer, "the footer key")
-        self._columns: dict[str | ColumnPath, bytes | FooterKey] = {}
-        for path, key in (columns or {}).items():
+        self._columns: dict[str | ColumnPath, Any] = {}
+        self._footer: bytes | None = None
+        footer = self._footer = None if footer is None else _key_bytes(footer, "the footer key")
+        columns = {path: _key_bytes(key, f"the key of {dotted(path)!r}") for path, key in (columns or {}).items()}
+        for path, key in columns.items():
             name = path if isinstance(path, str) else tuple(path)
-            shown = path if isinstance(path, str) else dotted(path)
+            shown = dotted(path)
             if ("." not in shown and {shown, (shown,)} & self._columns.keys()) or name in self._columns:
                 raise _twice(shown)
-            self._columns[name] = key if isinstance(key, FooterKey) else _key_bytes(key, f"the key of {shown!r}")
+            self._columns[name] = key
         if footer is None and (not columns or footer_metadata is not None or FOOTER_KEY in self._columns.values()):
             raise ValueError("without a footer key, only columns with keys of their own are possible")
         self.footer_metadata = footer_metadata
@@ -141,7 +146,7 @@ class Keys:
                 known.add(dotted(leaf[:depth]))
         for path in self._columns:
             if path not in known:
-                shown = path if isinstance(path, str) else dotted(path)
+                shown = dotted(path)
                 some = ", ".join(repr(dotted(leaf)) for leaf in leaves[:10])
                 raise ValueError(
                     f"the file has no column {shown!r}: its columns are {some}{', …' * (len(leaves) > 10)}"
@@ -173,17 +178,12 @@ class KeyRing:
 
     def make(self, value: bytes) -> Key:
         """Return the Key of a value."""
-        made = self._made.get(value)
-        if made is None:
-            made = self._made[value] = Key(value)
-        return made
+        if value not in self._made:
+            self._made[value] = Key(value)
+        return self._made[value]
 
     def open_footer(self, key_metadata: bytes | None, encrypted: bool) -> None:
-        """Find the footer key. Without one, `footer` stays None.
-
-        Raises:
-            KeyAccessError: The function that has the keys finds none.
-        """
+        """Find the footer key. Without one, `footer` stays None. KeyAccessError if a function with keys finds none."""
         self.footer_metadata = key_metadata
         if isinstance(self._given, Keys):
             self.footer = self.make(self._given.footer_key()) if self._given.has_footer_key else None

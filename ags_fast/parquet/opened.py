@@ -215,6 +215,11 @@ class Opened:
         )
         try:
             self._read_footer()
+        except MemoryError:
+            self.close()
+            raise FormatError(
+                "the footer takes more memory than there is: it is damaged, or of too many parts"
+            ) from None
         except BaseException:
             self.close()
             raise

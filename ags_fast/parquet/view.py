@@ -86,7 +86,7 @@ class PlainView(Cursor):
         # A footer that lost no more than it does under the footer key has no columns whose keys could be missing, and
         # no metadata that is still sealed. With very many chunks, to read each would take longer than all the rest.
         shed = opened.footer.end - len(footer)
-        if not opened.footer_verified or shed != FOOTER_KEY_NBYTES * len(opened.footer.encrypted()):
+        if not opened.footer_verified or shed != FOOTER_KEY_NBYTES * opened.footer.encrypted():
             chunks, footer = self._open_chunks(opened, missing)
         if not opened.encrypted_footer:
             footer = unsigned(footer)

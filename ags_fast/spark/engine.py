@@ -118,11 +118,11 @@ class SparkEngine:
 
 
 def _session_of(session: Any) -> Session:
-    if type(session).__module__.startswith("pyspark.sql.connect"):
-        return ConnectSession(session)
-    if not hasattr(session, "sparkContext"):
+    kinds = type(session).__mro__
+    if not any(kind.__name__ == "SparkSession" for kind in kinds):  # a builder and a DataFrame have much of its face
         raise TypeError(f"a SparkSession is required, not {type(session).__name__!r}")
-    return ClassicSession(session)
+    is_connect = any(kind.__module__.startswith("pyspark.sql.connect") for kind in kinds)
+    return ConnectSession(session) if is_connect else ClassicSession(session)
 
 
 def _explained(error: BaseException) -> BaseException:

@@ -530,7 +530,7 @@ static void check_footer_memory(void) {
         }
         largest_array = 0;
         status = agsf_footer_read(in, room, &footer);
-        CHECK_EQUAL(status, kind == 1 || kind == 2 ? AGSF_ORDINAL : AGSF_BAD_FORMAT);
+        CHECK_EQUAL(status, kind == 3 ? AGSF_BAD_FORMAT : AGSF_ORDINAL);
         CHECK(largest_array <= 6 * room + 4096);
     }
 }

@@ -127,8 +127,8 @@ def report_call(event: _Event, own_hook: _Hook | None) -> None:
     """Report a call to the log, to the process's hook and to the hook that the client's properties name."""
     telemetry.debug(
         "kms",
-        "%(provider)s: %(operation)s with %(wrapping_key_id)s took %(seconds).3f s: %(outcome)s",
-        event,
+        "%s: %s with %s took %.3f s: %s",
+        *(event[name] for name in ("provider", "operation", "wrapping_key_id", "seconds", "outcome")),
     )
     try:
         if (hook := _hook) is not None:

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
-from ags_fast.ags1 import bytes_view
+from ags_fast.ags1 import KeyBytes, bytes_view
 from ags_fast.errors import AgsError, KeyAccessError
 from ags_fast.keys.kms.accounts import AUDIT_HOOK, DESCRIBE, named_hook, note_call, report_call
 from ags_fast.keys.kms.pace import wait_for_turn
@@ -116,7 +116,7 @@ def aes_key(plaintext: bytes, key_id: str, more: int = 0) -> bytes:
             f"the KMS unwrapped {len(plaintext)} bytes for {key_id!r}, which are not an AES key: another key was "
             "wrapped there, or the KMS answers wrongly"
         )
-    return plaintext
+    return KeyBytes(plaintext)
 
 
 # ---------------------------------------------------------------------------------------------------------- properties
@@ -250,7 +250,7 @@ class KmsClient:
             key: 1 to 4096 bytes.
             wrapping_key_id: The master key, as the KMS names it.
         """
-        key = _as_bytes(key)
+        key = KeyBytes(bytes_view(key))
         if not 1 <= len(key) <= MAX_KEY_NBYTES:
             raise ValueError(f"a key to wrap has 1 to {MAX_KEY_NBYTES} bytes, this one has {len(key)}")
         return self._account("wrap", wrapping_key_id, lambda: _wrapped(self._wrap(key, wrapping_key_id), key))
@@ -365,7 +365,7 @@ class KmsClient:
         key, wrapped = answer
         if len(key) != length:
             raise KeyAccessError(f"the KMS {self.provider} was asked for {length} bytes of key, it gave {len(key)}")
-        return _answer(key), _wrapped(wrapped, key)
+        return KeyBytes(_answer(key)), _wrapped(wrapped, key)
 
     def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
         """Make a call: allowed, in its turn, counted, and reported to the hooks."""
@@ -499,7 +499,7 @@ def _wrapped(answer: Any, key: bytes) -> bytes:
 
 def _unwrapped(answer: Any, wrapped: bytes) -> bytes:
     """Return an unwrapped key, unless it is the wrapped key, as the answer of a server that echoes requests is."""
-    key = _answer(answer)
+    key = KeyBytes(_answer(answer))
     if key == wrapped:
         raise KeyAccessError("the KMS client returned the wrapped key where the key is due: nothing was unwrapped")
     return key

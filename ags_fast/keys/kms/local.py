@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
 from ags_fast._json import check_marks
+from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.kms.client import KmsClient, check_key_id
 from ags_fast.keys.kms.keystore_file import locked, read, replace, unreachable, write_new
@@ -187,14 +188,14 @@ def _secret(properties: Mapping[str, str]) -> Secret:
         ) from None
     if origin == PASSPHRASE_FILE:
         return "passphrase", _passphrase(data.rstrip(b"\r\n"))
-    return "key file", _key_of_file(data, path)
+    return "key file", KeyBytes(_key_of_file(data, path))
 
 
 def _passphrase(data: bytes) -> bytes:
     if not data or len(data) > MAX_SECRET_NBYTES:
         raise KeyAccessError("the keystore's passphrase is empty or longer than a passphrase can be")
     try:  # Unicode has two spellings of an accented letter; keyboards of different systems make different ones
-        return unicodedata.normalize("NFC", data.decode()).encode()
+        return KeyBytes(unicodedata.normalize("NFC", data.decode()).encode())
     except UnicodeDecodeError:
         return data
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import explaining
+from ags_fast._secrets import is_secret_name
 
 with explaining("a database as a key store"):
     import sqlalchemy as sa
@@ -27,8 +28,6 @@ __all__ = ["SqlKeyStore"]
 
 DATASET_CHARS = 255  # the longest id of a dataset
 DATASET = "dataset"  # the parameter of the URL that says which
-# Parameters that drivers take, and no URL may have.
-SECRETS = ("password", "passwd", "pwd", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret")
 CONNECT_SECONDS = 10
 STATEMENT_SECONDS = 30
 AT_ONCE = 500  # rows in one statement
@@ -188,7 +187,7 @@ def _connect(url: str, dataset_id: str | None) -> tuple[str, sa.Engine, str | No
     except (exc.ArgumentError, ValueError):
         # Which is not shown: it may hold a password.
         raise ValueError("a key store in a database has a URL as SQLAlchemy takes it") from None
-    if parsed.password is not None or not parsed.query.keys().isdisjoint(SECRETS):
+    if parsed.password is not None or any(map(is_secret_name, parsed.query)):
         raise PolicyError(
             f"the URL of {parsed.host or parsed.drivername} holds a password, and would take it to wherever the store "
             "is sent: leave it out, and set PGPASSWORD, or PGPASSFILE and ~/.pgpass, wherever it is used"

@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
-from ags_fast.ags1 import bytes_view
+from ags_fast.ags1 import KeyBytes, bytes_view
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.cache import KeyCache
 from ags_fast.keys.kek import KEY_NBYTES
@@ -178,7 +178,7 @@ class CryptoFactory:
                     f"a data key was not wrapped by the KEK of its key material, under the master key {key_id!r}: "
                     "the material was changed"
                 ) from None
-        return dek
+        return KeyBytes(dek)
 
     @property
     def client(self) -> KmsClient:
@@ -348,7 +348,7 @@ class Wrapper:
         """Return a new DEK, and the fields of its material that `wrap` returns."""
         nbytes = self._factory.data_key_length
         if self._factory.double_wrapping:
-            dek = secrets.token_bytes(nbytes)
+            dek: bytes = KeyBytes(secrets.token_bytes(nbytes))
             return dek, self.wrap(dek, key_id, True)
         dek, wrapped = _generated(self.client, key_id, nbytes)
         return dek, {"wrappedDEK": self._text(wrapped, key_id), "doubleWrapping": False}
@@ -387,7 +387,7 @@ def _generated(client: KmsClient, key_id: str, nbytes: int) -> tuple[bytes, byte
     """Return a new key, and the same key wrapped, in one call of the KMS."""
     if client.supports_key_generation:
         return client.generate_key(key_id, nbytes)
-    key = secrets.token_bytes(nbytes)
+    key = KeyBytes(secrets.token_bytes(nbytes))
     return key, client.wrap_key(key, key_id)
 
 

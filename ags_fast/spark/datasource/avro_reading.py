@@ -114,9 +114,8 @@ def read(options: ReadOptions, schema: t.StructType, partition: InputPartition) 
         IntegrityError: A file is not what was written.
         ValueError: A file has other columns than the schema.
     """
-    assert isinstance(partition, FilesPartition)
     target = conversion.arrow_schema(schema)
-    for file, begin, end in partition.parts:
+    for file, begin, end in partition.parts if isinstance(partition, FilesPartition) else ():
         with _opened(file, options.max_block_nbytes) as found:
             given: dict[str, Any] = partition_values(file.path, schema)
             given |= {

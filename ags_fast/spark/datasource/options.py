@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ags_fast._secrets import check_no_secret
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.dataset.key_material import check_key_material
@@ -43,18 +44,10 @@ WRITE = (
     "keyMaterial",
 )
 SYNONYMS = {"compression": "codec", "maxrecordsperfile": "rowsperfile"}
+NAMES = ("pin", "files", "columns", "partitionBy")  # of versions, files and columns, which look like anything
+JSON = ("kms", "storageOptions", "columnKeys")
 SPARKS = ("checkpointLocation",)  # what Spark itself puts among the options of a stream
 
-# What a key is called, at the end of an option's name; and what 16, 24 or 32 bytes look like, in hex and in base64.
-SECRET_NAME = re.compile(
-    r"(^|[._-])(secret|secret[._-]?key|access[._-]?key|account[._-]?key|password|passphrase|pass"
-    r"|token|credentials?|key|dek|kek|sas|sas[._-]?token|connection[._-]?string)$",
-    re.IGNORECASE,
-)
-SECRET_VALUE = re.compile(
-    r"[0-9a-f]{32}|[0-9a-f]{48}|[0-9a-f]{64}|[0-9A-F]{32}|[0-9A-F]{48}|[0-9A-F]{64}"
-    r"|[A-Za-z0-9+/_-]{22}==|[A-Za-z0-9+/_-]{43}=|(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9+/]{32}"
-)
 ADVICE = (
     "options travel to Spark's tasks and records. Keep keys in a KMS and give its properties, and leave secrets of a "
     "storage to the environment of the driver and the executors"
@@ -242,7 +235,7 @@ class _Given:
         known = {name.lower(): name for name in (*PLACE, *READ, *STREAM, *WRITE, *SPARKS)}
         self._values: dict[str, str] = {}
         self._properties: dict[str, str] = {}
-        self._unknown: list[str] = []
+        self._unknown: dict[str, str] = {}
         for name, value in options.items():
             lower = SYNONYMS.get(name.lower(), name.lower())
             if lower in known:
@@ -250,26 +243,18 @@ class _Given:
             elif "." in name:
                 self._properties[name] = value
             else:
-                self._unknown.append(name)
+                self._unknown[name] = value
 
     def check(self, names: tuple[str, ...]) -> _Given:
         """Return these options, if only these names and KMS properties are given, and nothing looks like a key."""
-        for name in [*self._unknown, *(name for name in self._values if name not in names)]:
-            if SECRET_NAME.search(name):
-                raise ValueError(f"the option {name!r} looks like a secret: {ADVICE}")
+        texts = {name: text for name, text in self._values.items() if name not in (*JSON, *NAMES)}
+        of_json: dict[str, Any] = {name: self.json(name) for name in JSON}
+        of_json["columnKeys"] = list((of_json["columnKeys"] or {}).values())  # a column may have any name
+        check_no_secret(self._unknown | self._properties | texts | of_json, "the options", ADVICE)
+        for name in (*self._unknown, *(name for name in self._values if name not in names)):
             near = difflib.get_close_matches(name, names, 1, 0.6)
             hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}"
             raise ValueError(f"there is no option {name!r} here: {hint}")
-        for name, value in self._properties.items():
-            if SECRET_NAME.search(name):
-                raise ValueError(f"the option {name!r} looks like a secret: {ADVICE}")
-            _refuse_value(name, value)
-        for name in ("wrappingKeyId", "keyStore"):
-            _refuse_value(name, self._values.get(name, ""))
-        for name in ("kms", "storageOptions"):
-            _refuse_secrets(name, self.json(name))
-        for key_id in (self.json("columnKeys") or {}).values():
-            _refuse_value("columnKeys", str(key_id))
         return self
 
     def text(self, name: str) -> str | None:
@@ -356,22 +341,3 @@ def _json(name: str, text: str, kind: type[T]) -> T:
     if not isinstance(found, kind):
         raise ValueError(f"the option {name} is a JSON {'object' if kind is dict else 'list'}")
     return found
-
-
-def _refuse_value(name: str, value: str) -> None:
-    if SECRET_VALUE.fullmatch(value.strip()):
-        raise ValueError(f"the value of the option {name!r} looks like a key: {ADVICE}")
-
-
-def _refuse_secrets(option: str, values: Any, name: str = "") -> None:
-    """Refuse what looks like a secret anywhere in a JSON value."""
-    if isinstance(values, dict):
-        for inner, value in values.items():
-            if value is not None and not isinstance(value, (bool, dict, list)) and SECRET_NAME.search(inner):
-                raise ValueError(f"{inner!r} in the option {option} looks like a secret: {ADVICE}")
-            _refuse_secrets(option, value, inner)
-    elif isinstance(values, list):
-        for value in values:
-            _refuse_secrets(option, value, name)
-    elif isinstance(values, str) and SECRET_VALUE.fullmatch(values.strip()):
-        raise ValueError(f"{name!r} in the option {option} looks like a key: {ADVICE}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -147,11 +148,12 @@ def partitions(
 
 def _may_have(file: SealedFile, schema: t.StructType, filters: Sequence[Any]) -> bool:
     """Return whether the values of a file's path may pass the filters."""
-    values = {name.casefold(): value for name, value in partition_values(file.path, schema).items()}
+    values, names = partition_values(file.path, schema), schema.fieldNames()
 
     def bounds_of(path: tuple[str, ...]) -> Bounds:
-        name = path[0].casefold()
-        return Bounds.of(values[name]) if len(path) == 1 and name in values else UNKNOWN
+        index = conversion.field_index(names, path[0])
+        known = len(path) == 1 and index is not None and names[index] in values
+        return Bounds.of(values[names[index or 0]]) if known else UNKNOWN
 
     return may_pass(filters, bounds_of)
 
@@ -170,9 +172,8 @@ def read(
         KeyAccessError: The KMS refuses a key.
         ValueError: A file has other columns than the schema.
     """
-    assert isinstance(partition, FilesPartition)
     target = conversion.arrow_schema(schema)
-    for file, begin, end in partition.parts:
+    for file, begin, end in partition.parts if isinstance(partition, FilesPartition) else ():
         with _opened(file) as (view, found):
             plan = _Plan(options, schema, target, file, found, frozenset(getattr(view, "hidden", ())))
             groups = [
@@ -228,7 +229,10 @@ class _Plan:
     ) -> None:
         self._schema, self._target, self._found = schema, target, found
         self._names: list[str] = found.schema_arrow.names
-        self._leaves = {found.schema.column(i).path: i for i in range(len(found.schema))}
+        paths = [found.schema.column(i).path for i in range(len(found.schema))]
+        # A column "a.b" and the field b of a struct a have one path: of these, nothing is known.
+        counts = Counter(paths)
+        self._leaves = {path: i if counts[path] == 1 else None for i, path in enumerate(paths)}
         self._given = partition_values(file.path, schema)
         if METADATA_COLUMNS[0] in options.metadata:
             self._given["_file"] = file.path
@@ -348,7 +352,7 @@ def _rows_per_batch(metadata: Any, groups: list[int], sources: list[str]) -> int
         rows += group.num_rows
         for i in range(group.num_columns):
             column = group.column(i)
-            if column.path_in_schema.split(".", 1)[0] in wanted:
+            if not wanted.isdisjoint((column.path_in_schema, column.path_in_schema.split(".", 1)[0])):
                 nbytes += column.total_uncompressed_size
     return max(1, min(BATCH_ROWS, BATCH_NBYTES * rows // max(nbytes, 1)))
 

@@ -21,13 +21,14 @@ __all__ = ["FilesPartition", "Part", "chosen", "in_bins"]
 # disk less. There a task costs more than many files: a Python worker takes tens of milliseconds for any task.
 STORE_OPEN_NBYTES = 4 << 20
 LOCAL_OPEN_NBYTES = 512 << 10
+PARTS = 10_000  # of one file, at most: each is a line of the plan, whatever splitBytes says
 TASKS = 64  # a dataset that is large enough is read by about as many tasks, or more
 
 Part = tuple["SealedFile", int, int]  # the file, and the bytes of its plaintext [begin, end) in which units begin
 
 
 class FilesPartition(InputPartition):
-    """Parts of files. Pickles; holds no key."""
+    """Parts of files. Pickles; holds no key. Where there is no partition, Spark has None read."""
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.parts = parts
@@ -55,8 +56,9 @@ def in_bins(dataset: Dataset, files: Iterable[SealedFile], split_bytes: int) -> 
     parts: list[Part] = []
     held = 0
     for file in files:
-        for begin in range(0, max(file.plain_length, 1), split_bytes):
-            end = min(begin + split_bytes, file.plain_length)
+        step = max(split_bytes, -(-file.plain_length // PARTS))
+        for begin in range(0, max(file.plain_length, 1), step):
+            end = min(begin + step, file.plain_length)
             size = end - begin + opening
             if parts and held + size > limit:
                 yield FilesPartition(tuple(parts))

@@ -11,7 +11,6 @@ import math
 import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from pyspark.sql import types as t
 
@@ -39,8 +38,13 @@ def partition_texts(path: str) -> dict[str, str | None]:
         name, separator, value = folder.partition("=")
         if not separator or not name or not value:
             break
-        found.append((unquote(name), None if value == NULL else unquote(value)))
+        found.append((_unescaped(name), None if value == NULL else _unescaped(value)))
     return dict(reversed(found))
+
+
+def _unescaped(text: str) -> str:
+    """Undo percent-escapes as Spark does: each is a character, and no byte of UTF-8."""
+    return re.sub("%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16)), text)
 
 
 def partition_schema(paths: Iterable[str]) -> t.StructType:
@@ -107,15 +111,16 @@ def _fits(number: int, bits: int) -> bool:
 def partition_values(path: str, columns: t.StructType) -> dict[str, Any]:
     """Return those of `columns` that a file's path has values of, as Python values of the columns' types.
 
-    Names are compared without regard to case.
+    Names are compared without regard to case, unless two columns differ in nothing else.
 
     Raises:
         ValueError: A value is not of its column's type.
     """
     declared = {field.name.casefold(): field for field in columns.fields}
+    declared |= {field.name: field for field in columns.fields}
     found = {}
     for name, text in partition_texts(path).items():
-        field = declared.get(name.casefold())
+        field = declared.get(name, declared.get(name.casefold()))
         if field is not None:
             try:
                 found[field.name] = None if text is None else _parsed(text, field.dataType)
