@@ -59,17 +59,12 @@ def decode_header(stream: bytes | memoryview) -> int:
 
 
 def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
-    """Return the length in bytes of the stream that holds `plain_length` bytes.
+    """Return the length in bytes of the stream that holds `plain_length` bytes, `block_size` of them in a block.
 
     A stream is a header of 8 bytes, the plaintext, and 28 bytes for each block (section "File structure").
 
-    Args:
-        plain_length: Bytes of plaintext.
-        block_size: Bytes of plaintext in each block but the last.
-
-    Raises:
-        ValueError: The length is negative, or the block size is not 1 to 2**31 - 1.
-        FormatError: The stream would have more than 2**31 - 1 blocks, and some readers take no more.
+    ValueError if the length is negative, or the block size is not 1 to 2**31 - 1. FormatError if the stream would have
+    more than 2**31 - 1 blocks: some readers take no more.
     """
     plain_length, block_size = operator.index(plain_length), check_block_size(block_size)
     if plain_length < 0:
@@ -85,15 +80,8 @@ def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) ->
 def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
     """Return how many bytes of plaintext a stream of `file_length` bytes holds: the inverse of `encrypted_length`.
 
-    A header without a block (8 bytes) is an empty stream, too.
-
-    Args:
-        file_length: Bytes of the stream.
-        block_size: Bytes of plaintext in each block but the last.
-
-    Raises:
-        FormatError: No stream with this block size has this length.
-        ValueError: The block size is not 1 to 2**31 - 1.
+    A header without a block (8 bytes) is an empty stream, too. FormatError if no stream with this block size has this
+    length, ValueError if the block size is not 1 to 2**31 - 1.
     """
     return plaintext_in(operator.index(file_length), check_block_size(block_size))
 
@@ -237,22 +225,16 @@ class AgsCodec:
     def encrypt(self, data: Buffer) -> bytes:
         """Return `data` as a stream of ``encrypted_length(len(data), block_size)`` bytes.
 
-        Raises:
-            KeyLimitError: The key would pass its limit. Nothing was sealed.
+        KeyLimitError if the key would pass its limit. Nothing was sealed.
         """
         out, view = new_bytes(encrypted_length(memoryview(data).nbytes, self._block_size))
         self.encrypt_into(data, view)
         return out
 
     def encrypt_into(self, data: Buffer, out: Buffer) -> int:
-        """Like `encrypt`, but write the stream to the start of the writable buffer `out`.
+        """Like `encrypt`, but write the stream to the start of the writable buffer `out`. Returns its length in bytes.
 
-        Returns:
-            The length of the stream in bytes. Bytes of `out` behind the stream stay.
-
-        Raises:
-            ValueError: `out` is too small.
-            BufferError: `out` overlaps `data`.
+        Bytes of `out` behind the stream stay. ValueError if `out` is too small, BufferError if it overlaps `data`.
         """
         view = bytes_view(out)
         needed = encrypted_length(memoryview(data).nbytes, self._block_size)
@@ -281,15 +263,10 @@ class AgsCodec:
         return out
 
     def decrypt_into(self, stream: Buffer, out: Buffer, *, length: int | None) -> int:
-        """Like `decrypt`, but write the plaintext to the start of the writable buffer `out`.
+        """Like `decrypt`, but write to the start of the writable buffer `out`. Returns the plaintext's length in bytes.
 
-        Returns:
-            The length of the plaintext in bytes. Bytes of `out` behind the plaintext stay.
-
-        Raises:
-            ValueError: `out` is too small.
-            BufferError: `out` overlaps `stream`.
-            IntegrityError: As `decrypt`. All bytes that the plaintext would have taken are zero.
+        Bytes of `out` behind the plaintext stay. ValueError if `out` is too small, BufferError if it overlaps `stream`.
+        After an IntegrityError all bytes that the plaintext would have taken are zero.
         """
         sealed = bytes_view(stream)
         block_size, size, file_length = _measure(sealed, length)
@@ -306,12 +283,8 @@ class AgsCodec:
     def decrypt_range(self, stream: Buffer, offset: int, size: int, *, length: int | None) -> bytes:
         """Return `size` bytes of plaintext from `offset`; like a slice, the result ends where the plaintext ends.
 
-        Only the blocks that hold these bytes are opened. `length` is as for `decrypt`.
-
-        Raises:
-            ValueError: `offset` or `size` is negative.
-            FormatError: As `decrypt`.
-            IntegrityError: As `decrypt`.
+        Only the blocks that hold these bytes are opened. `length` and errors are those of `decrypt`; ValueError if
+        `offset` or `size` is negative.
         """
         view = bytes_view(stream)
         block_size, total, file_length = _measure(view, length)

@@ -156,10 +156,7 @@ class AgsReader(OpenBlocks):
         return self._readinto(offset, buffer, False)
 
     def verify(self, progress: Callable[[int], object] | None = None) -> None:
-        """Check the tag of every block.
-
-        Args:
-            progress: Called with the bytes of plaintext that have passed since its last call, as ``tqdm.update`` wants.
+        """Check the tag of every block. `progress` gets the bytes of plaintext that have passed since its last call.
 
         Raises:
             IntegrityError: A block is bad (``block_index`` is the lowest one), or the source has bytes after `length`.

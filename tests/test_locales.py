@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import decrypted, encrypt, make_kms
@@ -56,7 +56,7 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def test_a_store(locale: dict[str, str], tmp_path: Path) -> None:
+def test_a_store(locale: Any, tmp_path: Path) -> None:
     """A store is pickled in a process of UTF-8, and used in one with the locale: so do the executors of Spark."""
     folder = write(tmp_path / "größe")
     (folder / "é").symlink_to("nowhere")
@@ -74,13 +74,13 @@ def test_a_store(locale: dict[str, str], tmp_path: Path) -> None:
     assert there == {f"{above}/{text}" for text in TEXTS for above in ("new", "begun", "only")}
 
 
-def test_datasets(locale: dict[str, str], tmp_path: Path) -> None:
+def test_datasets(locale: Any, tmp_path: Path) -> None:
     """What one locale has written, all others read; and no file seems to be missing or new."""
     kms = make_kms(tmp_path)
     src = write(tmp_path / "src")
     encrypt(src, tmp_path / "other", kms, fsync=False).raise_for_failures()
-    places = [str(tmp_path / name) for name in ("src", "ds", "other", "out")]
-    rows, counts = ast.literal_eval(run_python(program(jobs.round_trip, *places, kms), **locale))
+    a, b, c, d = (str(tmp_path / name) for name in ("src", "ds", "other", "out"))
+    rows, counts = ast.literal_eval(run_python(program(jobs.round_trip, a, b, c, d, kms), **locale))
     assert rows == sorted(("ok", f"{src}/{text}") for text in TEXTS)
     assert counts == {"ok": len(NAMES), "skipped": 0, "failed": 0}
     for name in NAMES:
@@ -89,14 +89,14 @@ def test_datasets(locale: dict[str, str], tmp_path: Path) -> None:
     assert decrypted(tmp_path / "ds", kms) == dict.fromkeys(TEXTS, b"x")
 
 
-def test_commands(locale: dict[str, str], tmp_path: Path) -> None:
+def test_commands(locale: Any, tmp_path: Path) -> None:
     """The arguments are bytes, too, and a name that cannot be shown is escaped."""
     kms = make_kms(tmp_path)
     write(tmp_path / "größe")
     options = ["--keystore", kms["kms.local.path"], "--key-file", kms["kms.local.key-file"]]
 
     def run(*words: str) -> bytes:
-        command = [sys.executable, "-P", "-m", "ags_fast", *map(os.fsencode, [*words, *options])]
+        command: list[Any] = [sys.executable, "-P", "-m", "ags_fast", *map(os.fsencode, [*words, *options])]
         done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **locale}, capture_output=True)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -232,7 +232,8 @@ def test_consumers_of_a_dataset(spelled: str, place: Path, kms: dict[str, str]) 
 def test_a_bucket(spelled: str, place: Path, kms: dict[str, str], moto_s3: S3Server) -> None:
     bucket = f"roots-{os.urandom(8).hex()}"
     moto_s3.client().create_bucket(Bucket=bucket)
-    url, options = spelled.format(bucket), {"storage_options": moto_s3.options()}
+    options: dict[str, Any] = {"storage_options": moto_s3.options()}
+    url = spelled.format(bucket)
     decrypt_files("ds", url, kms=kms, **options, **QUIET).raise_for_failures()
     above = "in/" if "in" in spelled.partition("}")[2] else ""
     keys = [one["Key"] for one in moto_s3.client().list_objects_v2(Bucket=bucket)["Contents"]]

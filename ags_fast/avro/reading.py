@@ -36,7 +36,7 @@ class AvroFile:
     """An Avro file whose plaintext is open, such as what `Dataset.open_file` returns.
 
     Args:
-        file: A seekable binary file. It is left open, and its cursor is moved.
+        file: A seekable binary file, which is left open.
         times: Whether times of day become Arrow's times; otherwise they stay numbers, as in Spark's own Avro source.
         max_block_nbytes: The most bytes that a header, and a compressed block without the codec, may have.
 
@@ -65,13 +65,9 @@ class AvroFile:
     ) -> Iterator[pa.RecordBatch]:
         """Read the records of a split. About 16 MiB of plaintext, or one Avro block, are decoded at a time.
 
-        Args:
-            start: The plaintext offset where the split begins, in bytes.
-            end: The plaintext offset where the split ends, in bytes; None: the end of the file.
-            columns: The fields to read, in their order; None: all.
-            decoder: "datafusion", "polars" or "fastavro"; "auto" is the first of them that is installed and reads the
-                schema. The log, of the name ``ags_fast.avro``, says which it is.
-            batch_size: The most rows of a batch.
+        The split goes from `start` to `end`, bytes of plaintext; None: to the end of the file. `columns` are the fields
+        to read, in their order; None: all. `decoder` is "datafusion", "polars" or "fastavro"; "auto" is the first that
+        is installed and reads the schema, which the log ``ags_fast.avro`` tells. A batch has `batch_size` rows at most.
 
         Raises:
             FormatError: The plaintext is not an intact Avro file, or a block has more than `max_block_nbytes`.

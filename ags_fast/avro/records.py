@@ -54,10 +54,8 @@ def splits(
     """Cut the plaintext of an encrypted Avro file into ranges. Only the stream's header is read.
 
     `split_size` is about how many bytes of plaintext a split has. A split of at least a block ends where a block ends,
-    so that no two splits open the same block. The other arguments are those of AgsReader.
-
-    Returns:
-        ``(start, end)`` plaintext offsets, in bytes, that cover the plaintext once.
+    so that no two splits open the same block. The other arguments are those of AgsReader. Returns ``(start, end)``
+    plaintext offsets, in bytes, that cover the plaintext once.
 
     Raises:
         FormatError: As AgsReader.

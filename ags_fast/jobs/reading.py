@@ -63,18 +63,7 @@ def copy_file(
 ) -> None:
     """Decrypt one file of a dataset to a file open for writing, which need not seek. What is written passed its tag.
 
-    Args:
-        dataset: The dataset's folder: a path, or a URL of fsspec.
-        path: The file's path in the dataset.
-        target: A binary file, open for writing.
-        version: The version to read; None is the newest.
-        threads: How many threads may work on the file; None as for AgsCodec.
-        **at: How the dataset is reached, and the errors if it is not: see `Reach`.
-
-    Raises:
-        FileNotFoundError: There is no such version or file.
-        ExpiredError: The version that `version` names was expired.
-        IntegrityError: The file was changed.
+    `target` is a binary file. The other arguments, and the errors, are those of `open_file`.
     """
     access = Access.of(dataset, version=version, **at)
     counted = _Counted(target)

@@ -48,8 +48,8 @@ class Choice(NamedTuple):
     def exact(self, names: set[str]) -> Choice:
         """Return the choice with patterns that match only the file, or the folder, of that name if there is one."""
         names |= {folder for name in names for folder in folders_above(name)}
-        include, exclude = (ps and tuple(exact_first(p, names) for p in ps) for ps in (self.include, self.exclude))
-        return self._replace(include=include, exclude=exclude)
+        include, exclude = (tuple(exact_first(p, names) for p in ps or ()) for ps in (self.include, self.exclude))
+        return self._replace(include=include or self.include, exclude=exclude)
 
 
 def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ags_fast.dataset.files.contents import Contents
@@ -118,8 +118,8 @@ class Context(JobContext):
         """Begin the file that an entry is decrypted to. Until the file is complete, only its owner can read it."""
         assert self.other is not None
         mode, mtime_ns = (entry.mode, entry.mtime_ns) if self.preserve else (None, None)
-        options = {"fsync": self.fsync, "mode": mode, "mtime_ns": mtime_ns}
-        new = self.other.begin(entry.path, tag=self.job_id, private=True, **options)
+        begin = partial(self.other.begin, entry.path, tag=self.job_id, private=True)
+        new = begin(fsync=self.fsync, mode=mode, mtime_ns=mtime_ns)
         folder, slash, name = entry.path.rpartition("/")
         if isinstance(new, NewFile) and f"{folder}{slash}.{name}.crc" in self.checksums:
             new.stale_sidecar = False
