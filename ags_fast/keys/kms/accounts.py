@@ -126,9 +126,7 @@ def named_hook(name: str | None) -> _Hook | None:
 def report_call(event: _Event, own_hook: _Hook | None) -> None:
     """Report a call to the log, to the process's hook and to the hook that the client's properties name."""
     telemetry.debug(
-        "kms",
-        "%(provider)s: %(operation)s with %(wrapping_key_id)s took %(seconds).3f s: %(outcome)s",
-        event,
+        "kms", "%(provider)s: %(operation)s with %(wrapping_key_id)s took %(seconds).3f s: %(outcome)s", event
     )
     try:
         if (hook := _hook) is not None:
