@@ -922,7 +922,7 @@ def test_aws_profile(moto: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert "Credential=AKIASALES/" in moto.last()["Authorization"]
     with (
         load_kms({**moto.properties, "client.profile-name": "none"}) as kms,
-        pytest.raises(KeyAccessError, match="ProfileNotFound"),
+        pytest.raises(KeyAccessError, match=r"client\.profile-name"),
     ):
         kms.wrap_key(CANARY, key_id)
 
@@ -951,7 +951,7 @@ def test_aws_role(moto: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{closed.getsockname()[1]}")
     with (
         load_kms({**moto.properties, **role}) as kms,
-        pytest.raises(KeyAccessError, match=r"role/reader.*EndpointConnectionError.*sts:AssumeRole"),
+        pytest.raises(KeyAccessError, match=r"role/reader.*no answer of AWS STS.*sts:AssumeRole"),
     ):
         kms.unwrap_key(wrapped, key_id)
     for name, text in (("timeout-sec", "899"), ("timeout-sec", "an hour"), ("arn", None)):
@@ -1160,7 +1160,7 @@ def test_aws_out_of_reach(moto: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         begun = time.monotonic()
-        with pytest.raises(KeyAccessError, match="ReadTimeoutError"):
+        with pytest.raises(KeyAccessError, match="no answer in time"):
             load_kms({**moto.properties, "kms.endpoint": url, "kms.read-timeout-ms": "300"}).wrap_key(CANARY, "m")
         assert time.monotonic() - begun < 5
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")

@@ -900,7 +900,10 @@ def test_vault_that_refuses_everything(tmp_path: Path) -> None:
     class Refusing(BaseHTTPRequestHandler):
         def answer(self) -> None:
             asked.append(self.path)
-            self.send_error(400)
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(400)
+            self.end_headers()
+            self.wfile.write(b'{"errors": []}')
 
         do_GET = do_POST = do_PUT = answer  # noqa: N815
 
@@ -923,7 +926,7 @@ def test_vault_that_refuses_everything(tmp_path: Path) -> None:
             ]
             for action in actions:
                 asked.clear()
-                with pytest.raises(KeyAccessError, match=r"'k'.*InvalidRequest"):
+                with pytest.raises(KeyAccessError, match=r"'k'.*status 400"):
                     action()
                 assert 1 <= len(asked) <= 2
         server.shutdown()
@@ -943,7 +946,7 @@ def test_vault_with_few_rights(vault: Any, tmp_path: Path) -> None:
             changed = wrapped[:20] + (b"B" if wrapped[20:21] == b"A" else b"A") + wrapped[21:]  # is base64 still
             with pytest.raises(KeyAccessError, match=rf"version 1.*changed.*allow read on transit/keys/{name}"):
                 kms.unwrap_key(changed, name)
-            with pytest.raises(KeyAccessError, match=f"Forbidden.*transit/rewrap/{name}"):
+            with pytest.raises(KeyAccessError, match=f"status 403.*transit/rewrap/{name}"):
                 kms.rewrap_key(wrapped, name)
             before = kms_calls()
             assert kms.current_version(name) is None
@@ -1029,7 +1032,7 @@ def test_vault_approle(vault: Any, logins: Any, tmp_path: Path, monkeypatch: pyt
             assert client._connected().token != first
             logins.sys.create_or_update_policy("use", 'path "transit/decrypt/*" { capabilities = ["update"] }')
             second = client._connected().token
-            with pytest.raises(KeyAccessError, match=f"Forbidden.*transit/encrypt/{name}"):
+            with pytest.raises(KeyAccessError, match=f"status 403.*transit/encrypt/{name}"):
                 kms.wrap_key(CANARY, name)
             assert client._connected().token == second
             assert kms.unwrap_key(wrapped, name) == CANARY
@@ -1134,7 +1137,7 @@ def test_vault_certificates(tmp_path: Path) -> None:
             kms.wrap_key(CANARY, "k")
         with (
             load_kms({**properties, "vault.ca-file": str(shown), "kms.max-attempts": "1"}) as kms,
-            pytest.raises(KeyAccessError, match=r"SSLError.*vault\.ca-file"),
+            pytest.raises(KeyAccessError, match=r"TLS: .*vault\.ca-file"),
         ):
             kms.wrap_key(CANARY, "k")
         admin.adapter.close()
@@ -1151,7 +1154,7 @@ def test_vault_throttles(vault: Any) -> None:
         try:
             for _ in range(6):
                 assert kms.unwrap_key(wrapped, name) == CANARY
-            with pytest.raises(KeyAccessError, match=r"RateLimitExceeded.*stayed busy"):
+            with pytest.raises(KeyAccessError, match=r"status 429.*stayed busy"):
                 [hasty.unwrap_key(wrapped, name) for _ in range(20)]
         finally:
             vault.client.delete("sys/quotas/rate-limit/test")

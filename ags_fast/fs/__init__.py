@@ -10,20 +10,5 @@ from ags_fast.fs.local import LocalFile
 from ags_fast.fs.new import NewFile, NewObject, pwrite_all
 from ags_fast.fs.paths import SUFFIX, folder_of, local_path
 
-__all__ = [
-    "NO_LOCK_SECONDS",
-    "SUFFIX",
-    "TIMES_NS",
-    "Entry",
-    "LocalFile",
-    "NewFile",
-    "NewObject",
-    "NotAFileError",
-    "Store",
-    "file_at",
-    "folder_of",
-    "local_path",
-    "open_regular",
-    "pwrite_all",
-    "without_password",
-]
+__all__ = ["NO_LOCK_SECONDS", "SUFFIX", "TIMES_NS", "Entry", "LocalFile", "NewFile", "NewObject", "NotAFileError"]
+__all__ += ["Store", "file_at", "folder_of", "local_path", "open_regular", "pwrite_all", "without_password"]

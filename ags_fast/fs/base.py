@@ -220,16 +220,10 @@ class Store:
         writer lives. Then only the age protects the file. Without `older_than` that age is a day, and with a `tag` it
         is zero: the writers of a tag must be known to be dead.
 
-        Args:
-            tag: Remove only files in the making with this tag. An upload has no tag: with `tag`, the uploads to `paths`
-                are removed.
-            older_than: Remove only files not written to, and uploads begun, at least this many seconds ago.
-            paths: See `tag`. A local folder is searched only beside these files, if there are any and a tag is given:
-                a writer makes its temporary file beside the file that it writes.
-            below: Look in this folder only; ends in a slash.
-
-        Returns:
-            The removed paths.
+        With a `tag` only files in the making with this tag are removed, in a local folder only those beside `paths`, if
+        there are any: a writer makes its temporary file beside the file that it writes. An upload has no tag: with
+        `tag`, the uploads to `paths` are removed. `older_than`: only files not written to, and uploads begun, at least
+        this many seconds ago. `below`: only in this folder; ends in a slash. Returns the removed paths.
         """
         unlocked = older_than if older_than is not None else NO_LOCK_SECONDS if tag is None else 0.0
         return self._sweep(None if tag is None else check_tag(tag), older_than or 0.0, unlocked, paths, below)
@@ -282,11 +276,8 @@ class Store:
     def create_exclusive(self, path: str, data: bytes) -> None:
         """Write a file that must not exist. It appears complete or not at all.
 
-        If several processes create one file, one succeeds. When this returns, the file is on the disk.
-
-        Raises:
-            FileExistsError: The file exists.
-            PolicyError: The store cannot do that.
+        If several processes create one file, one succeeds. When this returns, the file is on the disk. FileExistsError
+        if the file exists, PolicyError if the store cannot do that.
         """
         self._create_exclusive(self.checked(path), data)
 
@@ -303,11 +294,9 @@ class Store:
     ) -> NewFile | NewObject:
         """Begin a file in the making, and make the folders that it is in.
 
-        The arguments are those of `NewFile`. An object has neither mode nor mtime_ns.
-
-        Raises:
-            PolicyError: The store can neither rename files nor discard an upload, so a part of the file might show.
-            NotAFileError: A pipe, a device, a socket or a folder is there.
+        The arguments are those of `NewFile`. An object has neither mode nor mtime_ns. PolicyError if the store can
+        neither rename files nor discard an upload, so that a part of the file might show. NotAFileError if a pipe, a
+        device, a socket or a folder is there.
         """
         local = {"private": private, "fsync": fsync, "mode": mode, "mtime_ns": mtime_ns}
         return self._begin(self.checked(path), exclusive, check_tag(tag), **local)
@@ -336,8 +325,7 @@ class Store:
     def lock(self, path: str) -> Any:
         """Lock `path` while the returned lock and this process live. None if the storage has no locks.
 
-        Raises:
-            BlockingIOError: Another process holds the lock.
+        BlockingIOError if another process holds the lock.
         """
         return self._lock(self.checked(path))
 

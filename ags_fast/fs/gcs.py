@@ -49,17 +49,9 @@ class GcsStore(ObjectStore):
     def call(self, method: str, url: str, *names: str, **arguments: Any) -> tuple[Mapping[str, str], bytes]:
         """Make a request, and wait for the headers and the body of the answer.
 
-        Args:
-            method: GET, POST, PUT or DELETE.
-            url: The request's URL, or the part after ``/storage/v1/``, with {} for each name.
-            names: What stands for {}: they are quoted.
-            arguments: headers and data, and else the query.
-
-        Raises:
-            FileNotFoundError: There is no such object or bucket.
-            FileExistsError: A condition of the request does not hold.
-            PermissionError: The credentials do not allow that.
-            OSError: All else that is in the way.
+        `url` may be the part after ``/storage/v1/``, with {} for each of `names`, which are quoted. `arguments` are
+        headers and data, and else the query. FileNotFoundError if there is no such object or bucket, FileExistsError if
+        a condition of the request does not hold, PermissionError if the credentials do not allow that, else OSError.
         """
         return self.submit(method, url, *names, **arguments).result()
 

@@ -203,12 +203,9 @@ class RangeReader(Cursor):
         return len(data)
 
     def fetch_range(self, begin: int, end: int, steady: bool | None = False) -> bytes:
-        """Return the bytes from `begin` to `end`, or fewer if the store returns fewer.
+        """Return the bytes from `begin` to `end`, at most the end of the file, or fewer if the store returns fewer.
 
-        Args:
-            begin: The offset of the first byte.
-            end: The offset after the last byte, not after the end of the file.
-            steady: Whether reads will go on from `end`; None: judge by the reads until now.
+        steady: whether reads will go on from `end`; None: judge by the reads until now.
         """
         if begin >= end:
             return b""

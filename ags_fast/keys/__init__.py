@@ -60,10 +60,7 @@ __all__ = [
 _HOMES = {
     "cache": ("clear_cache",),
     "entry": ("KeyEntry",),
-    "envelope": (
-        "Envelope",
-        "binding",
-    ),
+    "envelope": ("Envelope", "binding"),
     "iceberg": (
         "EncryptedKey",
         "add_manifest_list_key",
@@ -75,19 +72,8 @@ _HOMES = {
         "write_encryption_keys",
     ),
     "kek": ("new_kek",),
-    "kms": (
-        "KmsClient",
-        "kms_calls",
-        "load_kms",
-        "set_audit_hook",
-    ),
-    "stores": (
-        "FolderKeyStore",
-        "KeyResolver",
-        "KeyStore",
-        "MemoryKeyStore",
-        "open_key_store",
-    ),
+    "kms": ("KmsClient", "kms_calls", "load_kms", "set_audit_hook"),
+    "stores": ("FolderKeyStore", "KeyResolver", "KeyStore", "MemoryKeyStore", "open_key_store"),
     "stores.sql": ("SqlKeyStore",),
 }
 

@@ -348,7 +348,6 @@ def rewrap_keks(
 def _rewrapped(
     key: EncryptedKey, witness: EncryptedKey | None, client: KmsClient, target: KmsClient | None, master: str
 ) -> EncryptedKey:
-    """Return a KEK, wrapped again. `witness` is a key that the KEK has wrapped."""
     changed = rewrap_kek(client, key.entry(), target, master)
     assert changed.wrapped is not None
     made = replace(key, encrypted_key_metadata=changed.wrapped, encrypted_by_id=master)
@@ -375,7 +374,6 @@ def _moved(
 
 
 def _newest(keks: Iterable[EncryptedKey]) -> set[str]:
-    """Return the id of the newest active KEK under each master key."""
     newest: dict[str, EncryptedKey] = {}
     for kek in keks:
         known = newest.get(kek.encrypted_by_id)
@@ -385,7 +383,6 @@ def _newest(keks: Iterable[EncryptedKey]) -> set[str]:
 
 
 def _new_kek(client: KmsClient, wrapping_key_id: str, length: int, now: int, key_id: str) -> EncryptedKey:
-    """Make a new KEK, and see that the KMS unwraps it."""
     entry = new_kek(client, wrapping_key_id, length=length, now=now)
     check_wrap(client, entry)
     return EncryptedKey.of(entry.replace(key_id=key_id))
@@ -408,7 +405,6 @@ def _now_ms() -> int:
 
 
 def _envelope(kek: EncryptedKey, client: KmsClient) -> tuple[Envelope, bytes]:
-    """Return an envelope with the KEK, and the binding of the keys that it wraps."""
     entry = kek.entry()
     return Envelope(client, {entry.key_id: entry}, kek_lengths=KEY_NBYTES), entry.properties[KEY_TIMESTAMP].encode()
 
@@ -421,7 +417,6 @@ def _wrapped(kek: EncryptedKey, metadata: Iterable[bytes], client: KmsClient) ->
 def _unwrapped(
     named: Mapping[str, EncryptedKey], kek_id: str, group: Sequence[EncryptedKey], client: KmsClient
 ) -> list[bytes]:
-    """Return the keys that the KEK has wrapped."""
     kek = named.get(kek_id)
     if kek is None:
         raise KeyAccessError(f"the key {group[0].key_id!r} is wrapped by {kek_id!r}, which the table does not have")

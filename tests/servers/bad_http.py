@@ -166,3 +166,40 @@ def dripping(head: bytes, tls: Path | None = None) -> Iterator[tuple[str, str, t
     finally:
         ends.set()
         listener.close()
+
+
+class Answers(Echo):
+    """A server that gives what it is told to: the answers of `first`, each once, and then `always`.
+
+    An answer is a status, headers and a body. `asked` has the method, path and headers of each request.
+    """
+
+    def __init__(self, tls: Path | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _AnswersHandler)
+        self.first: list[tuple[int, dict[str, str], bytes]] = []
+        self.always: tuple[int, dict[str, str], bytes] = (200, {}, b"{}")
+        self.gets = b""  # what a GET gets in their place
+        self.asked: list[tuple[str, str, dict[str, str]]] = []
+        self.begin(tls)
+
+
+class _AnswersHandler(_EchoHandler):
+    server: Answers
+
+    def _go(self) -> None:
+        if self.server.authority and not self.headers.get("Authorization"):
+            self._as_azure()
+            return
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.asked.append((self.command, self.path, dict(self.headers)))
+        status, headers, body = self.server.first.pop(0) if self.server.first else self.server.always
+        if self.command == "GET" and self.server.gets:
+            status, headers, body = 200, {}, self.server.gets
+        body = b"" if self.command == "HEAD" or status in (204, 304) else body
+        self.send_response(status)
+        for name, text in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = _go  # noqa: N815

@@ -125,11 +125,8 @@ def named_hook(name: str | None) -> _Hook | None:
 
 def report_call(event: _Event, own_hook: _Hook | None) -> None:
     """Report a call to the log, to the process's hook and to the hook that the client's properties name."""
-    telemetry.debug(
-        "kms",
-        "%s: %s with %s took %.3f s: %s",
-        *(event[name] for name in ("provider", "operation", "wrapping_key_id", "seconds", "outcome")),
-    )
+    names = ("provider", "operation", "wrapping_key_id", "seconds", "outcome")
+    telemetry.debug("kms", "%s: %s with %s took %.3f s: %s", *(event[name] for name in names))
     try:
         if (hook := _hook) is not None:
             hook(dict(event))

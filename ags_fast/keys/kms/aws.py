@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
+from ags_fast.fs.answers import asked_wait
 from ags_fast.keys.kms.client import ALLOWED, CONTEXT, DeniedError, KeyVersion, Wrapped, context_of
 from ags_fast.keys.kms.names import BY_PROVIDER
-from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, ENDPOINT, READ_MS, UNREACHED, ServiceKms
+from ags_fast.keys.kms.service import BUSY, CONNECT_MS, ENDPOINT, READ_MS, ServiceKms, Told, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from boto3.session import Session
     from botocore.config import Config
@@ -73,16 +74,7 @@ BUSY_CODES = (
 )
 
 
-class _Client(Protocol):
-    """What is used of boto3's client of KMS, besides the operations."""
-
-    @property
-    def meta(self) -> Any: ...
-    def close(self) -> None: ...
-    def decrypt(self, **request: object) -> dict[str, Any]: ...
-
-
-class AwsKms(ServiceKms[_Client]):
+class AwsKms(ServiceKms[Any]):
     """Wraps keys with AWS KMS: Encrypt, Decrypt, ReEncrypt and GenerateDataKey.
 
     Key ids are key ids, ARNs or aliases. The ARN of a multi-region key stands for its replica in the client's region.
@@ -112,6 +104,8 @@ class AwsKms(ServiceKms[_Client]):
         "botocore.regions",
     )
     supports_rewrap = True
+    again = BUSY_CODES
+    check = f"{ENDPOINT}, {REGION} and the credentials"
 
     @property
     def supports_key_generation(self) -> bool:  # type: ignore[override]
@@ -139,18 +133,18 @@ class AwsKms(ServiceKms[_Client]):
 
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         request = {"Plaintext": key, **self._one_key(wrapping_key_id)}
-        return self._call("encrypt", wrapping_key_id, request)["CiphertextBlob"]  # type: ignore[no-any-return]
+        return _blob(self._call("encrypt", wrapping_key_id, request))
 
     def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         request = {"CiphertextBlob": wrapped, **self._one_key(wrapping_key_id)}
-        return self._call("decrypt", wrapping_key_id, request)["Plaintext"]  # type: ignore[no-any-return]
+        return _blob(self._call("decrypt", wrapping_key_id, request), "Plaintext")
 
     def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         size = {"NumberOfBytes": length} if length == 24 else {"KeySpec": f"AES_{8 * length}"}
         request = {**self._one_key(wrapping_key_id), **size}
         del request["EncryptionAlgorithm"]
         answer = self._call("generate_data_key", wrapping_key_id, request)
-        return answer["Plaintext"], Wrapped.by(answer["CiphertextBlob"], _material(answer, "KeyMaterialId"))
+        return _blob(answer, "Plaintext"), Wrapped.by(_blob(answer), _material(answer, "KeyMaterialId"))
 
     def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         one = self._one_key(wrapping_key_id)
@@ -158,10 +152,10 @@ class AwsKms(ServiceKms[_Client]):
         sides = {f"{side}{name}": value for side in ("Source", "Destination") for name, value in one.items()}
         request = {"CiphertextBlob": wrapped, **sides, **shared}
         answer = self._call("re_encrypt", wrapping_key_id, request)
-        return Wrapped.by(answer["CiphertextBlob"], _material(answer, "DestinationKeyMaterialId"))
+        return Wrapped.by(_blob(answer), _material(answer, "DestinationKeyMaterialId"))
 
     def _current_version(self, wrapping_key_id: str) -> str | None:
-        answer = self._told("describe_key", wrapping_key_id)
+        answer = self._described("describe_key", wrapping_key_id)
         return _material(answer.get("KeyMetadata", {}), "CurrentKeyMaterialId")
 
     def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
@@ -171,7 +165,7 @@ class AwsKms(ServiceKms[_Client]):
         found: list[KeyVersion] = []
         more: dict[str, Any] = {"IncludeKeyMaterial": "ALL_KEY_MATERIAL"}
         while more:
-            answer = self._told("list_key_rotations", wrapping_key_id, **more)
+            answer = self._described("list_key_rotations", wrapping_key_id, **more)
             for one in answer.get("Rotations", ()):
                 when, state = one.get("RotationDate"), one.get("KeyMaterialState")
                 made_ms = None if when is None else int(when.timestamp() * 1000)
@@ -180,14 +174,12 @@ class AwsKms(ServiceKms[_Client]):
             more = {**more, "Marker": answer["NextMarker"]} if answer.get("Truncated") else {}
         return found
 
-    def _told(self, method: str, key_id: str, **more: Any) -> dict[str, Any]:
-        """Return AWS's description of a key, or an empty dict if this caller may not see it."""
+    def _described(self, method: str, key_id: str, **more: Any) -> dict[str, Any]:
         with contextlib.suppress(DeniedError):
             return self._call(method, key_id, {"KeyId": self._one_key(key_id)["KeyId"], **more})
         return {}
 
     def _one_key(self, key_id: str) -> dict[str, Any]:
-        """Return the arguments of each request that name its key."""
         given: dict[str, Any] = {"KeyId": key_id, "EncryptionAlgorithm": self._algorithm}
         if (parts := MRK_ARN.fullmatch(key_id)) is not None:
             given["KeyId"] = parts[1] + self._connected().meta.region_name + parts[3]
@@ -195,27 +187,34 @@ class AwsKms(ServiceKms[_Client]):
 
     @property
     def _every(self) -> dict[str, Any]:
-        """Return the arguments that all requests share."""
         tokens = [stripped for token in self.properties.get(GRANTS, "").split(",") if (stripped := token.strip())]
         context = context_of(self.properties)
         return ({"EncryptionContext": context} if context else {}) | ({"GrantTokens": tokens} if tokens else {})
 
     def _call(self, method: str, key_id: str, request: dict[str, Any]) -> dict[str, Any]:
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
         client, deadline = self._connected(), self._deadline()
-        call: Callable[..., dict[str, Any]] = getattr(client, method)
+
+        def ask() -> dict[str, Any]:
+            try:
+                answer: dict[str, Any] = getattr(client, method)(**request)
+            except HTTPClientError as error:
+                if type(error) is not HTTPClientError:
+                    raise
+                raise ValueError from None  # botocore did not understand the answer
+            if answer["ResponseMetadata"]["HTTPStatusCode"] != 200:
+                raise ValueError  # botocore takes 300 for a success
+            return answer
+
         try:
-            return self._ask(lambda: call(**request), deadline)
+            return self._ask(ask, deadline)
         except ClientError as error:
-            if _code(error) == "IncorrectKeyException" and ALIAS.search(key_id):
+            if self._code(error) == "IncorrectKeyException" and ALIAS.search(key_id):
                 raise self._alias_moved(key_id, request["CiphertextBlob"], deadline) from None
-            refused = self._translated(error, method, key_id)
-            raise (DeniedError(str(refused)) if _code(error) in DENIED else refused) from None
+            raise self._translated(error, method, key_id) from None
         except BotoCoreError as error:
-            where = client.meta.endpoint_url
-            check = f"{ENDPOINT}, {REGION} and the credentials"
-            raise self._not_reached(where, repr(key_id), error, check) from None
+            raise error if in_words(error) else _unready() from None
 
     def _alias_moved(self, key_id: str, wrapped: bytes, deadline: float) -> KeyAccessError:
         """Return an error that names the key which wrapped. Only AWS can read that key's name, in answer to a Decrypt.
@@ -235,7 +234,7 @@ class AwsKms(ServiceKms[_Client]):
             "keys by their ids or ARNs from then on"
         )
 
-    def _connect(self) -> _Client:
+    def _connect(self) -> Any:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -245,20 +244,16 @@ class AwsKms(ServiceKms[_Client]):
             retries={"mode": "standard", "total_max_attempts": 1},  # botocore's retries would multiply ours
         )
         try:
-            client: _Client = self._session(config).client(
+            return self._session(config).client(
                 "kms",
                 region_name=self.properties.get(REGION) or self.properties.get(ROLE_REGION),
                 endpoint_url=self.properties.get(ENDPOINT),
                 config=config,
             )
-            return client
-        except (BotoCoreError, ValueError) as error:  # ValueError: an impossible endpoint
-            raise KeyAccessError(
-                f"the KMS aws cannot be called ({type(error).__name__}): set {REGION}, {ENDPOINT} and the credentials"
-            ) from None
+        except (BotoCoreError, ValueError):  # ValueError: an impossible endpoint
+            raise _unready() from None
 
     def _session(self, config: Config) -> Session:
-        """Return the caller's session, or the session of the role that the caller assumes."""
         import boto3
         import botocore.session
         from botocore.credentials import CredentialProvider, DeferredRefreshableCredentials
@@ -277,8 +272,8 @@ class AwsKms(ServiceKms[_Client]):
         return boto3.session.Session(botocore_session=of_role)
 
     def _taken_on(self, session: Session, config: Config) -> dict[str, str]:
-        """Return credentials of the role. botocore calls this again to renew them."""
         from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
 
         given = self.properties
         request: dict[str, Any] = {
@@ -300,49 +295,56 @@ class AwsKms(ServiceKms[_Client]):
                 "token": made["SessionToken"],
                 "expiry_time": made["Expiration"].isoformat(),
             }
-        except (BotoCoreError, ClientError) as error:
-            code = _code(error) if isinstance(error, ClientError) else type(error).__name__
+        except (BotoCoreError, ClientError, ResponseParserError, KeyError) as error:
+            if self._trouble(error) == BUSY:
+                raise  # to be tried again
+            told = self._told(error)
+            code = f"{told.code} status {told.status}".strip() if told else "no answer of AWS STS"
         raise KeyAccessError(
             f"the KMS aws was not called: the role {given[ROLE]!r} could not be assumed ({code}). Allow "
             "sts:AssumeRole to the caller, and trust the caller in the role"
         )
 
-    def _disconnect(self, connection: _Client) -> None:
+    def _disconnect(self, connection: Any) -> None:
         connection.close()
 
-    def _trouble(self, error: Exception) -> str | None:
-        from botocore.exceptions import ClientError, ConnectionError, HTTPClientError
+    @property
+    def _where(self) -> str:
+        return str(self._connected().meta.endpoint_url)
 
-        if isinstance(error, ClientError):
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            return BUSY if _code(error) in BUSY_CODES or status in (429, 500, 502, 503, 504) else None
-        return UNREACHED if isinstance(error, (ConnectionError, HTTPClientError)) else None
+    def _code(self, error: Any) -> str:
+        code = str(error.response["Error"].get("Code", "")).rpartition("#")[2]
+        return code if code in BUSY_CODES or CODE.fullmatch(code) else ""
+
+    def _told(self, error: Any) -> Told | None:
+        answer = (getattr(error, "response", None) or {}).get("ResponseMetadata")
+        if answer is None:
+            return None
+        return Told(answer["HTTPStatusCode"], self._code(error), asked_wait(answer["HTTPHeaders"].get("retry-after")))
 
     def _translated(self, error: ClientError, method: str, key_id: str) -> IntegrityError | KeyAccessError:
-        code = _code(error)
+        code = self._code(error)
         if code in NOT_WHAT_WAS_WRAPPED:
             return IntegrityError(
                 f"a wrapped key is not what the AWS key {key_id!r} wrapped ({code}): changed, or wrapped by another key"
                 " or under another encryption context"
             )
         action = "".join(part.capitalize() for part in method.split("_"))
-        if code in BUSY_CODES:
-            advice = BUSY_ADVICE
-        else:
-            advice = REFUSALS.get(code, "see what AWS documents for it").format(action=action)
-        return self._refusal(action, repr(key_id), code, advice)
+        advice = REFUSALS.get(code, "see what AWS documents for it").format(action=action)
+        return self._failed(error, action, repr(key_id), advice, denied=code in DENIED)
+
+
+def _unready() -> KeyAccessError:
+    return KeyAccessError(f"the KMS aws cannot be called: set {REGION}, {ENDPOINT}, and the credentials or {PROFILE}")
+
+
+def _blob(answer: Mapping[str, Any], name: str = "CiphertextBlob") -> bytes:
+    if not isinstance(answer[name], bytes):
+        raise TypeError  # not an answer of AWS's
+    return answer[name]  # type: ignore[no-any-return]
 
 
 def _material(answer: Mapping[str, Any], name: str) -> str | None:
     """Return the id of the material that a rotation made, 64 hexadecimal digits, if the answer has one."""
     text = answer.get(name)
     return text if isinstance(text, str) and MATERIAL_ID.fullmatch(text) else None
-
-
-def _code(error: ClientError) -> str:
-    """Return AWS's code of the error, or the HTTP status if the code does not look like one."""
-    code = str(error.response["Error"].get("Code", "")).rpartition("#")[2]
-    if code in BUSY_CODES or CODE.fullmatch(code):
-        return code
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    return f"status {int(status)}"

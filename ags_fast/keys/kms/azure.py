@@ -10,13 +10,13 @@ import contextlib
 import re
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.kms.client import DeniedError, KeyVersion, Wrapped
 from ags_fast.keys.kms.imports import find_class
 from ags_fast.keys.kms.names import BY_PROVIDER
-from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms, on_this_machine
+from ags_fast.keys.kms.service import CONNECT_MS, READ_MS, ServiceKms, on_this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,6 +70,7 @@ class AzureKms(ServiceKms["_Vault"]):
     property_names = BY_PROVIDER[provider]
     packages = ("azure.keyvault.keys",)
     endpoint_property = URL
+    check = f"{URL} and the credentials"
     loggers = (
         "azure.core.pipeline.policies.http_logging_policy",
         "azure.core.pipeline.policies._universal",
@@ -100,7 +101,6 @@ class AzureKms(ServiceKms["_Vault"]):
         return self._newest(self._vault(wrapping_key_id), wrapping_key_id, self._deadline(), to="unwrapKey")
 
     def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
-        """Return an empty list if the caller may not list versions."""
         with contextlib.suppress(DeniedError):
             return [
                 KeyVersion(
@@ -120,8 +120,9 @@ class AzureKms(ServiceKms["_Vault"]):
         if key is not None:
             return key
         tried, disabled = [newest], []
-        for version, enabled in self._versions(vault, wrapping_key_id, deadline):
-            if not enabled:
+        for one in self._listed(vault, wrapping_key_id, deadline):
+            version = _checked(one.version)
+            if not one.enabled:
                 disabled.append(version)
             elif version not in tried:
                 if time.monotonic() > deadline:
@@ -144,18 +145,17 @@ class AzureKms(ServiceKms["_Vault"]):
         )
 
     def _opened(self, vault: _Vault, wrapped: bytes, name: str, version: str, deadline: float) -> bytes | None:
-        """Return the key, if this version wrapped it and is enabled."""
         from azure.core.exceptions import HttpResponseError
 
         try:
             unwrap = partial(vault.crypto(name, version).unwrap_key, self._algorithm, wrapped)
             result = self._request("unwrapKey", name, version, unwrap, deadline, quiet=True)
         except HttpResponseError as error:
-            if error.status_code == 400 or _codes(error)[-1] in ("KeyDisabled", "KeyNotFound"):
+            if self._code(error) and (error.status_code == 400 or _codes(error)[-1] in ("KeyDisabled", "KeyNotFound")):
                 return None
             raise self._translated(error, "unwrapKey", name, version) from None
-        if not result.key:
-            raise KeyAccessError(f"the KMS azure answered unwrapKey with {name!r} without a key")
+        if not isinstance(result.key, bytes):
+            raise ValueError  # not an answer of Azure's
         return result.key
 
     def _newest(
@@ -177,12 +177,7 @@ class AzureKms(ServiceKms["_Vault"]):
         vault.newest[name] = _checked(found.version)
         return vault.newest[name]
 
-    def _versions(self, vault: _Vault, name: str, deadline: float) -> list[tuple[str, bool]]:
-        """Return the versions, newest first, and whether each is enabled."""
-        return [(_checked(one.version), bool(one.enabled)) for one in self._listed(vault, name, deadline)]
-
     def _listed(self, vault: _Vault, name: str, deadline: float) -> list[KeyProperties]:
-        """Return the vault's descriptions of versions, newest first."""
         found = self._request(
             "list", name, None, lambda: list(vault.keys.list_properties_of_key_versions(name)), deadline
         )
@@ -192,7 +187,7 @@ class AzureKms(ServiceKms["_Vault"]):
     def _request(
         self, action: str, name: str, version: str | None, ask: Callable[[], T], deadline: float, *, quiet: bool = False
     ) -> T:
-        from azure.core.exceptions import AzureError, HttpResponseError
+        from azure.core.exceptions import HttpResponseError
 
         try:
             return self._ask(ask, deadline)
@@ -200,8 +195,6 @@ class AzureKms(ServiceKms["_Vault"]):
             if quiet and error.status_code:
                 raise
             raise self._translated(error, action, name, version) from None
-        except AzureError as error:
-            raise self._not_reached(self.properties[URL], repr(name), error, f"{URL} and the credentials") from None
 
     @property
     def _algorithm(self) -> KeyWrapAlgorithm:
@@ -225,6 +218,7 @@ class AzureKms(ServiceKms["_Vault"]):
                 url,
                 self._credential(),
                 retry_total=0,  # the package's retries would multiply ours
+                permit_redirects=False,  # a redirect would take the token, and what is sent, to another host
                 connection_timeout=self._number(CONNECT_MS) / 1000,
                 read_timeout=self._number(READ_MS) / 1000,
                 verify_challenge_resource=not on_this_machine(url),
@@ -251,32 +245,24 @@ class AzureKms(ServiceKms["_Vault"]):
     def _disconnect(self, connection: _Vault) -> None:
         connection.keys.close()
 
-    def _trouble(self, error: Exception) -> str | None:
-        from azure.core.exceptions import HttpResponseError, ServiceRequestError, ServiceResponseError
-
-        if isinstance(error, HttpResponseError):
-            return BUSY if error.status_code in (408, 429, 500, 502, 503, 504) else None
-        return UNREACHED if isinstance(error, (ServiceRequestError, ServiceResponseError)) else None
+    def _code(self, error: Any) -> str:
+        return "/".join(_codes(error)) if getattr(getattr(error, "error", None), "code", None) else ""
 
     def _translated(self, error: HttpResponseError, action: str, name: str, version: str | None) -> KeyAccessError:
-        codes = _codes(error)
-        advice = next((REFUSALS[code] for code in reversed(codes) if code in REFUSALS), None)
-        if self._trouble(error) == BUSY:
-            advice = BUSY_ADVICE
-        elif error.status_code == 400:
-            advice = f"a key of this type cannot do that, or not with this {ALGORITHM}, or not with that many bytes"
-        elif error.status_code == 403 and advice is None:
-            advice = NOT_ALLOWED.format(action=action)
-        elif error.status_code is None:  # no request was sent, for want of a token
-            advice = f"no credential gives a token: set {CREDENTIALS}, or what azure.identity looks for"
         key = repr(name) if version is None else f"{name!r}, version {version}"
-        refused = self._refusal(action, key, "/".join(codes), advice or "see what Azure documents for it")
-        return DeniedError(str(refused)) if error.status_code == 403 else refused
+        if error.status_code is None:  # no request was sent
+            advice = f"no credential gives a token: set {CREDENTIALS}, or what azure.identity looks for"
+            return self._refusal(action, key, "no token", advice)
+        advice = next((REFUSALS[code] for code in reversed(_codes(error)) if code in REFUSALS), "")
+        if error.status_code == 400:
+            advice = f"a key of this type cannot do that, or not with this {ALGORITHM}, or not with that many bytes"
+        elif error.status_code == 403:
+            advice = advice or NOT_ALLOWED.format(action=action)
+        denied = error.status_code == 403
+        return self._failed(error, action, key, advice or "see what Azure documents for it", denied=denied)
 
 
 class _Vault:
-    """A vault's client, the latest known version of each key, and one client for each version that was used."""
-
     def __init__(self, keys: KeyClient) -> None:
         self.keys = keys
         self.newest: dict[str, str] = {}
@@ -291,7 +277,7 @@ class _Vault:
 
 def _checked(version: object) -> str:
     if not isinstance(version, str) or not VERSION.fullmatch(version):
-        raise KeyAccessError("the KMS azure answered with something else than the version of a key")
+        raise ValueError  # not an answer of Azure's
     return version
 
 

@@ -58,9 +58,6 @@ ODD = re.compile("[\0-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and w
 MAX_SHARED = 16  # clients that a process remembers
 
 
-# ---------------------------------------------------------------------------------------------------------- values
-
-
 def check_key_id(key_id: str) -> str:
     """Return a key's id if it is text that is not empty, has no control characters, and can be encoded as UTF-8.
 
@@ -117,9 +114,6 @@ def aes_key(plaintext: bytes, key_id: str, more: int = 0) -> bytes:
             "wrapped there, or the KMS answers wrongly"
         )
     return KeyBytes(plaintext)
-
-
-# ---------------------------------------------------------------------------------------------------------- properties
 
 
 def context_of(properties: Mapping[str, str]) -> dict[str, str]:
@@ -368,7 +362,6 @@ class KmsClient:
         return KeyBytes(_answer(key)), _wrapped(wrapped, key)
 
     def _account(self, operation: str, wrapping_key_id: str, call: Callable[[], T]) -> T:
-        """Make a call: allowed, in its turn, counted, and reported to the hooks."""
         if _calling.get() is self:
             return call()
         self._check(wrapping_key_id)
@@ -473,11 +466,7 @@ def _unpickled(kind: type[KmsClient], properties: dict[str, str]) -> KmsClient:
 os.register_at_fork(after_in_child=_clients.clear)
 
 
-# ---------------------------------------------------------------------------------------------------------- answers
-
-
 def _as_bytes(data: Buffer) -> bytes:
-    """Return any bytes-like object as bytes. Raise TypeError for text and numbers."""
     return data if type(data) is bytes else bytes(bytes_view(data))
 
 

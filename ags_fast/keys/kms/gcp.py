@@ -5,18 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast.errors import IntegrityError, KeyAccessError
 from ags_fast.keys.kms.client import DeniedError, KeyVersion, Wrapped
 from ags_fast.keys.kms.names import BY_PROVIDER
-from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, ENDPOINT, READ_MS, UNREACHED, ServiceKms
+from ags_fast.keys.kms.service import BUSY, ENDPOINT, READ_MS, ServiceKms, in_words, only_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from google.api_core.exceptions import GoogleAPICallError
     from google.auth.credentials import Credentials
     from google.cloud.kms import KeyManagementServiceClient
 
@@ -46,6 +46,7 @@ STATES = {
     "DESTROY_SCHEDULED": "restore this version before it is destroyed, then enable it",
     "DESTROYED": "what only it had wrapped is lost",
 }
+NO_TOKEN = "the KMS gcp has no token: set application default credentials, as a file in GOOGLE_APPLICATION_CREDENTIALS"
 BUSY_CODES = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "INTERNAL", "ABORTED", "UNKNOWN", "DEADLINE_EXCEEDED")
 HTTP_CODES = {
     400: "INVALID_ARGUMENT",
@@ -89,6 +90,9 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
         "google.cloud.kms_v1.services.key_management_service.transports.rest",
     )
 
+    again = BUSY_CODES
+    check = ENDPOINT
+
     def initialize(self, properties: Mapping[str, str]) -> None:
         """As `KmsClient` has it."""
         seconds = properties.get(LIFETIME, "3600")
@@ -103,6 +107,8 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
             request = {"name": name, "plaintext": key, "plaintext_crc32c": google_crc32c.value(key)}
             answer = client.encrypt(request=request, timeout=self._timeout, retry=None)
             sealed: bytes = answer.ciphertext
+            if not sealed:
+                raise ValueError  # not an answer of Google's
             if not answer.verified_plaintext_crc32c or answer.ciphertext_crc32c != google_crc32c.value(sealed):
                 raise _CorruptedError
             return Wrapped.by(sealed, _number(answer.name))
@@ -116,6 +122,8 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
             request = {"name": name, "ciphertext": wrapped, "ciphertext_crc32c": google_crc32c.value(wrapped)}
             answer = client.decrypt(request=request, timeout=self._timeout, retry=None)
             key: bytes = answer.plaintext
+            if not key:
+                raise ValueError  # not an answer of Google's
             if answer.plaintext_crc32c != google_crc32c.value(key):
                 raise _CorruptedError
             return key
@@ -147,7 +155,6 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
     def _call(self, action: str, key_id: str, ask: Callable[[KeyManagementServiceClient, str], T]) -> T:
         from google.api_core.exceptions import GoogleAPICallError
         from google.auth.exceptions import GoogleAuthError
-        from requests.exceptions import RequestException
 
         if not KEY_NAME.fullmatch(key_id):
             raise KeyAccessError(
@@ -158,13 +165,9 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
         try:
             return self._ask(lambda: ask(client, key_id))
         except GoogleAPICallError as error:
-            refused = self._translated(error, action, key_id)
-            raise (DeniedError(str(refused)) if _code(error) == "PERMISSION_DENIED" else refused) from None
-        except RequestException as error:
-            where = self.properties.get(ENDPOINT, "cloudkms.googleapis.com")
-            raise self._not_reached(where, repr(key_id), error, ENDPOINT) from None
+            raise self._translated(error, action, key_id) from None
         except GoogleAuthError as error:
-            raise _no_credentials(error) from None
+            raise error if in_words(error) else KeyAccessError(NO_TOKEN) from None
         except _CorruptedError:
             raise self._refusal(action, repr(key_id), "CRC32C", "bytes change on the way, each time") from None
 
@@ -183,9 +186,10 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
             transport = KeyManagementServiceRestTransport(
                 host=where.netloc, url_scheme=where.scheme, credentials=self._credentials(where.scheme)
             )
-        except GoogleAuthError as error:
-            raise _no_credentials(error) from None
+        except GoogleAuthError:
+            raise KeyAccessError(NO_TOKEN) from None
         transport._session.max_redirects = 0  # noqa: SLF001  # a redirect would take what is sent to another host
+        transport._session.hooks["response"] = [partial(only_json, errors=False)]  # noqa: SLF001
         return kms.KeyManagementServiceClient(transport=transport)
 
     def _credentials(self, scheme: str) -> Credentials | None:
@@ -211,15 +215,19 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
     def _disconnect(self, connection: KeyManagementServiceClient) -> None:
         connection.transport.close()  # type: ignore[no-untyped-call]
 
+    def _code(self, error: Any) -> str:
+        try:
+            told = error.response.json()["error"]["status"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return ""
+        status = error.response.status_code
+        return told if told in (*REFUSALS, *BUSY_CODES) else HTTP_CODES.get(status, f"status {status}")
+
     def _trouble(self, error: Exception) -> str | None:
-        from requests.exceptions import ConnectionError, Timeout
+        return BUSY if isinstance(error, _CorruptedError) else super()._trouble(error)
 
-        if isinstance(error, (ConnectionError, Timeout)):
-            return UNREACHED
-        return BUSY if _code(error) in BUSY_CODES or isinstance(error, _CorruptedError) else None
-
-    def _translated(self, error: GoogleAPICallError, action: str, key_id: str) -> IntegrityError | KeyAccessError:
-        code = _code(error)
+    def _translated(self, error: Any, action: str, key_id: str) -> IntegrityError | KeyAccessError:
+        code = self._code(error)
         if code == "INVALID_ARGUMENT" and action == "Decrypt":
             return IntegrityError(
                 f"a wrapped key is not what the Google key {key_id!r} wrapped ({code}): changed, or by another key"
@@ -227,33 +235,14 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
         named = VERSION_STATE.search(str(error.message)) if code == "FAILED_PRECONDITION" else None
         if named is not None and named[2] in STATES:
             return self._refusal(action, f"{key_id!r}, version {named[1]}", named[2], STATES[named[2]])
-        advice = BUSY_ADVICE if code in BUSY_CODES else REFUSALS.get(code, "see what Google documents for it")
-        return self._refusal(action, repr(key_id), code, advice.format(action=action))
+        advice = REFUSALS.get(code, "see what Google documents for it").format(action=action)
+        return self._failed(error, action, repr(key_id), advice, denied=code == "PERMISSION_DENIED")
 
 
 def _number(name: str) -> str | None:
-    """Return the version number at the end of a version's resource name."""
     number = name.rpartition("/cryptoKeyVersions/")[2]
     return number if number.isascii() and number.isdecimal() and len(number) < 10 else None
 
 
 class _CorruptedError(Exception):
     """The bytes changed in transit."""
-
-
-def _code(error: Exception) -> str:
-    """Return Google's name of the status, or else the HTTP status."""
-    if (response := getattr(error, "response", None)) is None:
-        return type(error).__name__
-    try:
-        told = response.json()["error"]["status"]
-    except (ValueError, TypeError, KeyError):
-        told = None
-    return told if told in (*REFUSALS, *BUSY_CODES) else HTTP_CODES.get(response.status_code, str(response.status_code))
-
-
-def _no_credentials(error: Exception) -> KeyAccessError:
-    return KeyAccessError(
-        f"the KMS gcp cannot be called ({type(error).__name__}): set application default credentials, such as a "
-        "file in GOOGLE_APPLICATION_CREDENTIALS"
-    )

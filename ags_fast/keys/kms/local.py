@@ -38,6 +38,7 @@ from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES, Key
 from ags_fast._json import check_marks
 from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.keys.encoding import to_base64, unbase64
 from ags_fast.keys.kms.client import KmsClient, check_key_id
 from ags_fast.keys.kms.keystore_file import locked, read, replace, unreachable, write_new
 from ags_fast.keys.kms.names import BY_PROVIDER
@@ -229,7 +230,7 @@ def _store_key(outer: dict[str, Any], secret: Secret, path: str) -> Key:
 
 
 def _derive(kdf: dict[str, Any], secret: bytes) -> Key:
-    salt = _unbase64(kdf["salt"])
+    salt = unbase64(kdf["salt"])
     if kdf["name"] == "scrypt":
         n, r, p = kdf["n"], kdf["r"], kdf["p"]
         return Key(hashlib.scrypt(secret, salt=salt, n=n, r=r, p=p, maxmem=128 * r * (n + p + 2) + (1 << 20), dklen=32))
@@ -245,8 +246,6 @@ def _aad(purpose: str, *parts: str) -> bytes:
 
 
 class _Keystore:
-    """A keystore as it was read, authenticated."""
-
     def __init__(self, path: str, outer: dict[str, Any], store_key: Key) -> None:
         self._path, self._outer, self._store_key = path, outer, store_key
         nonce, tag = _split(outer["seal"])
@@ -258,7 +257,6 @@ class _Keystore:
         self._open: dict[tuple[str, int], Key] = {}
 
     def newest(self, key_id: str) -> tuple[int, Key]:
-        """Return the version that wraps: the newest one that is enabled."""
         for version in reversed(self.versions_of(key_id)):
             if version["state"] == "enabled":
                 return version["version"], self.master(key_id, version["version"])
@@ -359,11 +357,11 @@ def _encode(outer: dict[str, Any], body: dict[str, Any], store_key: Key) -> byte
 
 def _seal(key: Key, data: bytes, aad: bytes) -> str:
     nonce = os.urandom(NONCE_NBYTES)
-    return base64.b64encode(nonce + key.seal(nonce, data, aad)).decode()
+    return to_base64(nonce + key.seal(nonce, data, aad))
 
 
 def _split(text: str) -> tuple[bytes, bytes]:
-    data = _unbase64(text)
+    data = unbase64(text)
     return data[:NONCE_NBYTES], data[NONCE_NBYTES:]
 
 
@@ -371,15 +369,7 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _unbase64(text: Any) -> bytes:
-    data = base64.b64decode(text, validate=True)
-    if base64.b64encode(data).decode() != text:
-        raise ValueError("base64 with bits to spare")
-    return data
-
-
 def _parse(data: bytes, path: str) -> dict[str, Any]:
-    """Return the outer object of a keystore, checked for form. Nothing in it is authentic yet."""
     check_marks(data, path)
     try:
         outer = json.loads(data)
@@ -391,7 +381,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
             raise ValueError("other bytes than a keystore has")
         if not all(isinstance(outer[name], str) for name in ("store_id", "check", "body", "seal")):
             raise ValueError("a field of another type")
-        if any(len(_unbase64(outer[name])) != OVERHEAD_NBYTES for name in ("check", "seal")):
+        if any(len(unbase64(outer[name])) != OVERHEAD_NBYTES for name in ("check", "seal")):
             raise ValueError("a tag of another size")
         _check_kdf(outer["kdf"])
     except FormatError:
@@ -403,7 +393,7 @@ def _parse(data: bytes, path: str) -> dict[str, Any]:
 
 
 def _check_kdf(kdf: Any) -> None:
-    if not isinstance(kdf, dict) or not 16 <= len(_unbase64(kdf["salt"])) <= 64:
+    if not isinstance(kdf, dict) or not 16 <= len(unbase64(kdf["salt"])) <= 64:
         raise ValueError("no salt")
     if kdf["name"] == "hmac-sha256" and kdf.keys() == {"name", "salt"}:
         return
@@ -439,7 +429,7 @@ def create_keystore(properties: Mapping[str, str], *, passphrase: str | None = N
     if key_file and passphrase is None and not os.path.lexists(key_file):
         write_new(key_file, secrets.token_bytes(32))
     kind, value = _given(properties, passphrase)
-    salt = base64.b64encode(os.urandom(32)).decode()
+    salt = to_base64(os.urandom(32))
     kdf = {"name": "scrypt", **SCRYPT, "salt": salt} if kind == "passphrase" else {"name": "hmac-sha256", "salt": salt}
     store_key = _derive(kdf, value)
     outer: dict[str, Any] = {"format": FORMAT, "version": VERSION, "store_id": os.urandom(16).hex(), "kdf": kdf}
@@ -466,12 +456,7 @@ def rotate_key(properties: Mapping[str, str], key_id: str, *, passphrase: str | 
 
 
 def set_state(
-    properties: Mapping[str, str],
-    key_id: str,
-    state: str,
-    *,
-    version: int | None = None,
-    passphrase: str | None = None,
+    properties: Mapping[str, str], key_id: str, state: str, *, version: int | None = None, passphrase: str | None = None
 ) -> None:
     """Make a version of a master key, or all versions with None, ``enabled``, ``disabled`` or ``destroyed``.
 

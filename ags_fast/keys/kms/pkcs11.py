@@ -15,7 +15,7 @@ import hashlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._core import NONCE_NBYTES, OVERHEAD_NBYTES
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
@@ -26,7 +26,7 @@ from ags_fast.keys.kms.service import BUSY, ServiceKms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from pkcs11 import Attribute, Session
+    from pkcs11 import Session
     from pkcs11._pkcs11 import lib
 
 __all__ = ["Pkcs11Kms"]
@@ -57,14 +57,6 @@ NOT_DECRYPTED = ("EncryptedDataInvalid", "EncryptedDataLenRange", "DataInvalid",
 T = TypeVar("T")
 
 
-class _AesKey(Protocol):
-    """What is used of an AES key of a token."""
-
-    def __getitem__(self, attribute: Attribute, /) -> Any: ...
-    def encrypt(self, data: bytes, *, mechanism: object, mechanism_param: object) -> bytes: ...
-    def decrypt(self, data: bytes, *, mechanism: object, mechanism_param: object) -> bytes: ...
-
-
 class Pkcs11Kms(ServiceKms["_Token"]):
     """Wraps keys by AES-GCM with keys of a PKCS#11 token. Key ids are labels of keys.
 
@@ -87,6 +79,7 @@ class Pkcs11Kms(ServiceKms["_Token"]):
 
     # In the caller's thread: a library that is abandoned in the middle of a call cannot be used again.
     _carry_out = KmsClient._carry_out  # noqa: SLF001
+    _blamed = KmsClient._blamed  # noqa: SLF001
 
     def initialize(self, properties: Mapping[str, str]) -> None:
         """As `KmsClient` has it."""
@@ -158,8 +151,7 @@ class Pkcs11Kms(ServiceKms["_Token"]):
         params = GCMParams(nonce, head + key_id.encode(), TAG_BITS)
         return head + nonce + bytes(master.encrypt(key, mechanism=Mechanism.AES_GCM, mechanism_param=params))
 
-    def _newest(self, session: Session, key_id: str) -> tuple[bytes, _AesKey]:
-        """Return the version that wraps: the highest one that may encrypt."""
+    def _newest(self, session: Session, key_id: str) -> tuple[bytes, Any]:
         from pkcs11 import Attribute
 
         for number, master in self._versions(session, key_id):
@@ -169,12 +161,12 @@ class Pkcs11Kms(ServiceKms["_Token"]):
             "to wrap", repr(key_id), "disabled", "no version may encrypt: make a new one, or set CKA_ENCRYPT of one"
         )
 
-    def _versions(self, session: Session, key_id: str) -> list[tuple[bytes, _AesKey]]:
+    def _versions(self, session: Session, key_id: str) -> list[tuple[bytes, Any]]:
         """Return the AES keys of this label with their CKA_ID, highest first."""
         from pkcs11 import Attribute, KeyType, ObjectClass
 
         asked = {Attribute.CLASS: ObjectClass.SECRET_KEY, Attribute.KEY_TYPE: KeyType.AES, Attribute.LABEL: key_id}
-        found = [(bytes(one[Attribute.ID]), cast("_AesKey", one)) for one in session.get_objects(asked)]
+        found = [(bytes(one[Attribute.ID]), one) for one in session.get_objects(asked)]
         if not found:
             raise _NoKeyError
         for number, _ in found:
@@ -259,7 +251,6 @@ class _LoggedOutError(Exception):
 
 
 def _split(wrapped: bytes) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return CKA_ID, everything before the nonce, the nonce, and the ciphertext with its tag."""
     size = wrapped[1] if len(wrapped) > 1 and wrapped[0] == BLOB_VERSION else 0
     head = 2 + size
     if not 1 <= size <= MAX_ID_NBYTES or len(wrapped) < head + OVERHEAD_NBYTES + 1:
@@ -267,7 +258,7 @@ def _split(wrapped: bytes) -> tuple[bytes, bytes, bytes, bytes]:
     return wrapped[2:head], wrapped[:head], wrapped[head : head + NONCE_NBYTES], wrapped[head + NONCE_NBYTES :]
 
 
-def _works(master: _AesKey) -> bool:
+def _works(master: Any) -> bool:
     """Whether a key opens what it sealed. Some libraries report a wrong tag only as a general failure."""
     from pkcs11 import Attribute, GCMParams, Mechanism, PKCS11Error
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import ipaddress
 import logging
 import math
 import os
 import random
+import socket
+import ssl
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast import telemetry
 from ags_fast._extras import lacks
 from ags_fast.errors import AgsError, KeyAccessError
-from ags_fast.keys.kms.client import KmsClient
+from ags_fast.fs.answers import AGAIN, FOREIGN, asked_wait, meaning
+from ags_fast.keys.kms.client import DeniedError, KmsClient
 from ags_fast.keys.kms.deadline import OverdueError, within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
-__all__ = ["BUSY", "UNREACHED", "ServiceKms", "on_this_machine", "with_retries"]
+__all__ = ["BUSY", "UNREACHED", "AnswerError", "ServiceKms", "Told", "in_words", "on_this_machine", "only_json"]
+__all__ += ["with_retries"]
 
 T = TypeVar("T")
 ConnectionT = TypeVar("ConnectionT")
@@ -39,7 +44,43 @@ DEFAULTS = {CONNECT_MS: 2_000, READ_MS: 5_000, ATTEMPTS: 8, BUDGET_MS: 30_000}
 BUSY = "busy"
 UNREACHED = "unreached"
 
-BUSY_ADVICE = "it stayed busy for all attempts: ask less often, or have the quota raised"
+NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+BUSY_ADVICE = f"it stayed busy, or asks to wait longer than {BUDGET_MS}: ask less often, or raise the quota"
+
+
+class Told(NamedTuple):
+    """What was answered to a request that failed.
+
+    Attributes:
+        status: Of HTTP.
+        code: As errors show it; "" if the answer has not the form of the service's errors.
+        wait: Seconds that the service asks to wait.
+    """
+
+    status: int
+    code: str
+    wait: float = 0.0
+
+
+class AnswerError(Exception):
+    """An answer that is not the one that is due, got by the package `requests`."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__()
+        self.response = response
+
+
+def only_json(response: Any, errors: bool, **_: object) -> None:
+    """Hook of a session of `requests`: raise AnswerError for what is neither a JSON object nor an error.
+
+    errors: Raise it for errors, too.
+    """
+    try:
+        taken = response.status_code in (200, 204) and isinstance(response.json() if response.content else {}, dict)
+    except (ValueError, RecursionError):
+        taken = False
+    if not taken and (errors or response.status_code < 400):
+        raise AnswerError(response)
 
 
 class ServiceKms(KmsClient, Generic[ConnectionT]):
@@ -56,6 +97,8 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
     endpoint_property: ClassVar[str] = ENDPOINT
     secret_properties: ClassVar[Mapping[str, str]] = {}  # names under which others take secrets, and what to do instead
     loggers: ClassVar[tuple[str, ...]] = ()  # loggers of the packages that write requests and answers
+    again: ClassVar[Collection[int | str]] = ()  # statuses and codes that pass, besides those that always do
+    check: ClassVar[str] = ""  # what may be wrong if the service is not reached
 
     def __init__(self) -> None:
         self._lock, self._pid = threading.Lock(), os.getpid()
@@ -92,11 +135,33 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
     def _disconnect(self, connection: ConnectionT) -> None:
         pass
 
-    def _trouble(self, error: Exception) -> str | None:
-        """BUSY or UNREACHED if a retry may help."""
+    def _code(self, error: Any) -> str:
+        """The service's name for the error, as messages show it; "" if it is none of the service's errors."""
         raise NotImplementedError
 
     # What it calls.
+
+    @property
+    def _where(self) -> str:
+        return self.properties.get(self.endpoint_property, "its usual address")
+
+    def _told(self, error: Any) -> Told | None:
+        """Return what was answered; None: there was no answer."""
+        response = getattr(error, "response", None)
+        status = getattr(response, "status_code", None)
+        return status and Told(status, self._code(error), asked_wait(response.headers.get("Retry-After")))
+
+    def _kind(self, told: Told) -> str:
+        """Return what the answer says: see `meaning`. An error in a form that the service does not have is FOREIGN."""
+        kind = AGAIN if told.status in self.again or told.code in self.again else meaning(told.status)
+        return kind if kind == AGAIN or told.code else FOREIGN
+
+    def _trouble(self, error: Exception) -> str | None:
+        """BUSY or UNREACHED if a retry may help."""
+        told = self._told(error)
+        if told is not None:
+            return BUSY if self._kind(told) == AGAIN else None
+        return UNREACHED if in_words(error) else None
 
     def _connected(self) -> ConnectionT:
         with self._here():
@@ -151,6 +216,7 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
                 attempts=self._number(ATTEMPTS),
                 deadline=deadline or self._deadline(),
                 sleep=self._wait,
+                asked=lambda error: getattr(self._told(error), "wait", 0.0),
             )
 
     def _wait(self, seconds: float) -> None:
@@ -164,11 +230,51 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
     def _refusal(self, action: str, named: str, code: str, advice: str) -> KeyAccessError:
         return KeyAccessError(f"the KMS {self.provider} refused {action} with the key {named} ({code}): {advice}")
 
-    def _not_reached(self, where: object, named: str, error: Exception, check: str) -> KeyAccessError:
+    def _failed(
+        self, error: Exception, action: str, named: str, advice: str, *, denied: bool, busy: str = BUSY_ADVICE
+    ) -> KeyAccessError:
+        """Return the error for an answer. advice: what to do if the service refused. denied: if the caller may not."""
+        told = self._told(error)
+        kind = FOREIGN if told is None else self._kind(told)
+        if told is None or kind == FOREIGN:
+            return self._foreign(action, named, f" (status {told.status})" if told else "")
+        refused = self._refusal(action, named, told.code or f"status {told.status}", busy if kind == AGAIN else advice)
+        return DeniedError(str(refused)) if denied and kind != AGAIN else refused
+
+    def _foreign(self, action: str, named: str, told: str = "") -> KeyAccessError:
         return KeyAccessError(
-            f"the KMS {self.provider} at {where} was not reached for the key {named} ({type(error).__name__}): "
-            f"check the network, {check}"
+            f"what answers {action} with the key {named} at {self._where}{told} is not the KMS {self.provider}, but a "
+            f"redirect, a proxy or another service: check {self.endpoint_property}, and the proxies on the way"
         )
+
+    def _blamed(self, error: Exception, operation: str, wrapping_key_id: str) -> KeyAccessError:
+        named = repr(wrapping_key_id)
+        if self._told(error) is not None:
+            return self._failed(error, operation, named, "see what the service documents for it", denied=False)
+        if words := in_words(error):
+            return KeyAccessError(
+                f"the KMS {self.provider} at {self._where} was not reached for the key {named} ({words}): "
+                f"check the network, {self.check}"
+            )
+        if type(error) is OSError or (isinstance(error, OSError) and error.errno):
+            return super()._blamed(error, operation, wrapping_key_id)
+        return self._foreign(operation, named)  # the package did not understand the answer
+
+
+def in_words(error: BaseException) -> str:
+    """Return what the network has done, by the innermost error; "" if the network is not to blame."""
+    found, one = "", error
+    while one is not None:
+        if isinstance(one, ssl.SSLError):
+            return f"TLS: {getattr(one, 'verify_message', '') or one.reason}"
+        if isinstance(one, socket.gaierror):
+            return "no such host"
+        if isinstance(one, TimeoutError):
+            found = "no answer in time"
+        elif isinstance(one, ConnectionError) or (isinstance(one, OSError) and one.errno in NO_WAY):
+            found = os.strerror(one.errno) if one.errno else "the connection was closed"
+        one = one.__cause__ or one.__context__ or getattr(one, "inner_exception", None)  # type: ignore[assignment]
+    return found
 
 
 def with_retries(
@@ -179,6 +285,7 @@ def with_retries(
     longest: float = 5.0,
     deadline: float = math.inf,
     sleep: Callable[[float], None] = time.sleep,
+    asked: Callable[[Exception], float] = lambda _: 0.0,
 ) -> T:
     """Return what `call` returns, tried up to `attempts` times.
 
@@ -191,6 +298,7 @@ def with_retries(
         longest: The longest wait, in seconds.
         deadline: By time.monotonic(); no try begins after it.
         sleep: Waits for some seconds.
+        asked: Returns for an exception the seconds to wait at least, as the service asks.
     """
     attempt = 0
     while True:
@@ -201,7 +309,7 @@ def with_retries(
             first_wait = retry_after(error)
             if first_wait is None or attempt >= attempts:
                 raise
-            wait = min(first_wait * 2 ** (attempt - 1), longest) * random.uniform(0.5, 1)
+            wait = max(min(first_wait * 2 ** (attempt - 1), longest) * random.uniform(0.5, 1), asked(error))
             if time.monotonic() + wait > deadline:
                 raise
         sleep(wait)

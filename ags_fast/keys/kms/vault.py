@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import math
 import os
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
+from ags_fast.fs.answers import MISSING, REFUSED
 from ags_fast.keys.kms.client import DeniedError
 from ags_fast.keys.kms.names import BY_PROVIDER
-from ags_fast.keys.kms.service import BUSY, BUSY_ADVICE, CONNECT_MS, READ_MS, UNREACHED, ServiceKms
+from ags_fast.keys.kms.service import BUSY_ADVICE, CONNECT_MS, READ_MS, AnswerError, ServiceKms, only_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    Ask = Callable[[Any, str, str], dict[str, Any]]  # of hvac's client of the engine, the key's name, and the mount
 
 __all__ = ["VaultKms"]
 
@@ -53,17 +56,12 @@ TOKENS = f"name a file in {TOKEN_FILE}, such as Vault Agent's, or an environment
 KEY_NAME = re.compile(r"\w(?:[\w.-]*\w)?", re.ASCII)
 WRAPPED = re.compile(rb"vault:v([1-9][0-9]{0,8}):[A-Za-z0-9+/]+={0,2}")
 NO_TYPE = "never-made"
-BUSY_ERRORS = ("RateLimitExceeded", "InternalServerError", "BadGateway", "VaultDown", "PreconditionFailed")
-
-
-class _Transit(Protocol):
-    """What is used of hvac's client of the transit engine."""
-
-    def encrypt_data(self, name: str, plaintext: str, *, type: str, mount_point: str) -> dict[str, Any]: ...
-    def decrypt_data(self, name: str, ciphertext: str, *, mount_point: str) -> dict[str, Any]: ...
-    def rewrap_data(self, name: str, ciphertext: str, *, mount_point: str) -> dict[str, Any]: ...
-    def generate_data_key(self, name: str, key_type: str, *, bits: int, mount_point: str) -> dict[str, Any]: ...
-    def read_key(self, name: str, *, mount_point: str) -> dict[str, Any]: ...
+REFUSALS = {
+    403: "the token has expired, or its policy does not allow {path}",
+    404: f"there is no such key, or no transit engine at {MOUNT} ({{mount}}): make it first",
+    501: "it is not initialized: initialize it, or ask another server",
+    503: "it is sealed or not active: unseal it, or ask the active server",
+}
 
 
 class VaultKms(ServiceKms["_Server"]):
@@ -99,6 +97,8 @@ class VaultKms(ServiceKms["_Server"]):
     }
     supports_key_generation = True
     supports_rewrap = True
+    again = (412,)  # a standby that lags behind
+    check = f"{ADDRESS}, and the certificate's authority in {CA_FILE}, VAULT_CACERT or REQUESTS_CA_BUNDLE"
 
     def initialize(self, properties: Mapping[str, str]) -> None:
         """As `KmsClient` has it."""
@@ -135,7 +135,7 @@ class VaultKms(ServiceKms["_Server"]):
     def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
         text = base64.b64encode(key).decode()
 
-        def ask(transit: _Transit, name: str, mount: str) -> dict[str, Any]:
+        def ask(transit: Any, name: str, mount: str) -> Any:
             return transit.encrypt_data(name, text, type=NO_TYPE, mount_point=mount)
 
         return _ciphertext(self._call("encrypt", wrapping_key_id, ask))
@@ -147,17 +147,16 @@ class VaultKms(ServiceKms["_Server"]):
         return _ciphertext(self._send("rewrap", wrapped, wrapping_key_id))
 
     def _send(self, action: str, wrapped: bytes, wrapping_key_id: str) -> dict[str, Any]:
-        """Return Vault's answer to a decrypt or a rewrap of a wrapped key."""
         _version(wrapped)
         text, deadline = wrapped.decode(), self._deadline()
 
-        def ask(transit: _Transit, name: str, mount: str) -> dict[str, Any]:
+        def ask(transit: Any, name: str, mount: str) -> Any:
             send = transit.decrypt_data if action == "decrypt" else transit.rewrap_data
             return send(name, text, mount_point=mount)
 
         try:
             return self._call(action, wrapping_key_id, ask, deadline)
-        except _InvalidError:
+        except AnswerError:
             raise self._why(wrapped, action, wrapping_key_id, deadline) from None
 
     def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
@@ -165,18 +164,13 @@ class VaultKms(ServiceKms["_Server"]):
             key = os.urandom(length)
             return key, self._wrap(key, wrapping_key_id)
 
-        def ask(transit: _Transit, name: str, mount: str) -> dict[str, Any]:
+        def ask(transit: Any, name: str, mount: str) -> Any:
             return transit.generate_data_key(name, "plaintext", bits=8 * length, mount_point=mount)
 
         answer = self._call("datakey", wrapping_key_id, ask)
         return _plaintext(answer), _ciphertext(answer)
 
-    def _call(
-        self, action: str, key_id: str, ask: Callable[[_Transit, str, str], dict[str, Any]], deadline: float = 0
-    ) -> dict[str, Any]:
-        from hvac.exceptions import Forbidden, InvalidRequest, VaultError
-        from requests.exceptions import RequestException
-
+    def _call(self, action: str, key_id: str, ask: Ask, deadline: float = 0) -> dict[str, Any]:
         if not KEY_NAME.fullmatch(key_id):  # it becomes part of a path
             raise KeyAccessError(f"{key_id!r} is not a key id of the KMS vault: name a transit key")
         server, mount, token = self._connected(), self._mount, ""
@@ -192,8 +186,10 @@ class VaultKms(ServiceKms["_Server"]):
             """Try once more with a new token if the token of a login has expired or was revoked."""
             try:
                 return request()
-            except Forbidden:
-                if token != server.token or server.lives(token):
+            except AnswerError as error:
+                if error.response.status_code != 403 or token != server.token:
+                    raise
+                if not self._refused(server.client(token).auth.token.lookup_self):  # another token would not help
                     raise
             with server.lock:
                 if server.token == token:
@@ -202,19 +198,13 @@ class VaultKms(ServiceKms["_Server"]):
 
         try:
             return self._ask(again, deadline)["data"]  # type: ignore[no-any-return]
-        except InvalidRequest:
-            if action in ("decrypt", "rewrap"):
-                raise _InvalidError from None
-            if action != "read":
-                self._find(key_id, deadline)
-            raise self._refusal(
-                action, repr(key_id), "InvalidRequest", "a key of this type cannot, or its configuration says no"
-            ) from None
-        except VaultError as error:
+        except AnswerError as error:
+            if self._code(error) == "status 400":
+                if action in ("decrypt", "rewrap"):
+                    raise  # `_send` finds out why
+                if action != "read":
+                    self._find(key_id, deadline)
             raise self._translated(error, action, key_id) from None
-        except RequestException as error:
-            check = f"{ADDRESS}, and the certificate's authority in {CA_FILE}, VAULT_CACERT or REQUESTS_CA_BUNDLE"
-            raise self._not_reached(self.properties[ADDRESS], repr(key_id), error, check) from None
 
     def _find(self, key_id: str, deadline: float) -> dict[str, Any] | None:
         """Return Vault's description of the key; None if that is not allowed. KeyAccessError: the key is unknown."""
@@ -231,7 +221,7 @@ class VaultKms(ServiceKms["_Server"]):
             return self._refusal(
                 action,
                 key,
-                "InvalidRequest",
+                "status 400",
                 "there is no such key or version, or it may no longer be used, or the bytes were changed: allow read "
                 f"on {self._mount}/keys/{key_id} to be told which",
             )
@@ -242,7 +232,7 @@ class VaultKms(ServiceKms["_Server"]):
                 action, key, "disabled", f"lower the key's min_decryption_version to {version} to use it"
             )
         if not found.get("supports_decryption", True):
-            return self._refusal(action, key, "InvalidRequest", "a key of this type does not encrypt")
+            return self._refusal(action, key, "status 400", "a key of this type does not encrypt")
         return IntegrityError(
             f"a wrapped key is not what the Vault key {key_id!r} wrapped, which has versions up to "
             f"{int(found.get('latest_version', 0))}: changed, or wrapped by another key (it names version {version})"
@@ -266,31 +256,42 @@ class VaultKms(ServiceKms["_Server"]):
 
     def _logged_in(self, server: _Server) -> str:
         """Return the token of a login: the current token, the token after its renewal, or the token of a new login."""
-        from hvac.exceptions import Forbidden, InvalidRequest
-
         with server.lock:
             now = time.monotonic()
             if server.token and now < server.renews_at:
                 return server.token
-            if server.token and server.renewable and now < server.ends_at:
-                with contextlib.suppress(Forbidden, InvalidRequest):
-                    server.take(server.client(server.token).write_data("auth/token/renew-self", data={}))
-                    return server.token
+            if (
+                server.token
+                and server.renewable
+                and now < server.ends_at
+                and not self._refused(
+                    lambda: server.take(server.client(server.token).write_data("auth/token/renew-self", data={}))
+                )
+            ):
+                return server.token
             method = self.properties[METHOD]
             mount = self.properties.get(AUTH_MOUNT, method).strip("/")
-            code = ""
-            try:
-                server.take(server.client("").write_data(f"auth/{mount}/login", data=self._proof(method)))
+            proof = self._proof(method)
+            code = self._refused(lambda: server.take(server.client("").write_data(f"auth/{mount}/login", data=proof)))
+            if not code:
                 return server.token
-            except (Forbidden, InvalidRequest) as error:
-                code = type(error).__name__
             raise KeyAccessError(
                 f"the KMS vault refused the login by {method} at auth/{mount} ({code}): check {AUTH_MOUNT}, the role "
                 "and its credentials, which may have expired or been used up"
             )
 
+    def _refused(self, ask: Callable[[], None]) -> str:
+        """Ask, and return how Vault has refused; "" if it has not."""
+        try:
+            ask()
+        except AnswerError as error:
+            told = self._told(error)
+            if told is None or self._kind(told) not in (REFUSED, MISSING):
+                raise
+            return told.code
+        return ""
+
     def _proof(self, method: str) -> dict[str, str]:
-        """Return the arguments of a login."""
         given = self.properties
         role = {"role": given[ROLE]} if ROLE in given else {}
         if method == "cert":
@@ -309,7 +310,7 @@ class VaultKms(ServiceKms["_Server"]):
         cert = self.properties.get(CERT_FILE)
 
         def connected(token: str, session: Any = None) -> Any:
-            return hvac.Client(
+            client = hvac.Client(
                 url=self.properties[ADDRESS],
                 token=token,
                 cert=(cert, self.properties[KEY_FILE]) if cert else None,
@@ -319,39 +320,30 @@ class VaultKms(ServiceKms["_Server"]):
                 allow_redirects=False,  # a redirect would send the token to another host
                 session=session,
             )
+            client.session.hooks["response"] = [partial(only_json, errors=True)]
+            return client
 
         return _Server(connected)
 
     def _disconnect(self, connection: _Server) -> None:
         connection.first.adapter.close()
 
-    def _trouble(self, error: Exception) -> str | None:
-        from requests.exceptions import ConnectionError, Timeout
+    def _code(self, error: Any) -> str:
+        try:
+            return f"status {error.response.status_code}" if isinstance(error.response.json()["errors"], list) else ""
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return ""
 
-        if type(error).__name__ in BUSY_ERRORS:
-            return BUSY
-        return UNREACHED if isinstance(error, (ConnectionError, Timeout)) else None
-
-    def _translated(self, error: Exception, action: str, key_id: str) -> KeyAccessError:
-        code = type(error).__name__
-        path = f"{self._mount}/{'keys' if action == 'read' else action}/{key_id}"
-        if code == "VaultDown":
-            advice = "it is sealed or not active: unseal it, or ask the active server"
-        elif code in BUSY_ERRORS:
-            advice = BUSY_ADVICE
-        elif code == "Forbidden":
-            advice = f"the token has expired, or its policy does not allow {path}"
-        elif code == "InvalidPath":
-            advice = f"there is no such key, or no transit engine at {MOUNT} ({self._mount}): make it first"
-        else:
-            advice = "see what Vault documents for it"
-        made = DeniedError if code == "Forbidden" else KeyAccessError
-        return made(str(self._refusal(action, repr(key_id), code, advice)))
+    def _translated(self, error: AnswerError, action: str, key_id: str) -> KeyAccessError:
+        status, mount = error.response.status_code, self._mount
+        path = f"{mount}/{'keys' if action == 'read' else action}/{key_id}"
+        advice = REFUSALS.get(status, "a key of this type cannot, or its configuration says no")
+        advice = advice.format(path=path, mount=mount)
+        busy = advice if status == 503 else BUSY_ADVICE
+        return self._failed(error, action, repr(key_id), advice, denied=status == 403, busy=busy)
 
 
 class _Server:
-    """A connection, and the token of a login if the client has logged in."""
-
     def __init__(self, connected: Callable[..., Any]) -> None:
         self._connected = connected
         self.first = connected("")
@@ -368,28 +360,13 @@ class _Server:
             last = self._last = token, self._connected(token, self.first.session)
         return last[1]
 
-    def lives(self, token: str) -> bool:
-        """Whether Vault accepts a token that it refused something. Then another token would not help."""
-        from hvac.exceptions import Forbidden
-
-        try:
-            self.client(token).auth.token.lookup_self()
-        except Forbidden:
-            return False
-        return True
-
     def take(self, answer: dict[str, Any]) -> None:
-        """Keep the token that Vault has issued or renewed."""
         auth, now = answer["auth"], time.monotonic()
         token, seconds = auth["client_token"], float(auth["lease_duration"])
         if not isinstance(token, str) or not token.isprintable():
-            raise KeyAccessError("the KMS vault answered a login with something else than a token")
+            raise ValueError  # not an answer of Vault's
         self.token, self.renewable = token, bool(auth["renewable"])
         self.renews_at, self.ends_at = (now + seconds / 2, now + seconds) if seconds else (math.inf, math.inf)
-
-
-class _InvalidError(Exception):
-    """Vault calls the request invalid, and does not say why."""
 
 
 def _read(path: str) -> str:
@@ -398,7 +375,6 @@ def _read(path: str) -> str:
 
 
 def _secret(what: str, where: str, read: Callable[[], str], instead: str) -> str:
-    """Return a secret, read for each use so that an agent may renew it."""
     try:
         text = read().strip()
     except (OSError, ValueError) as error:
@@ -418,15 +394,11 @@ def _version(wrapped: bytes) -> int:
 
 
 def _ciphertext(answer: dict[str, Any]) -> bytes:
-    text = answer.get("ciphertext")
-    wrapped = text.encode() if isinstance(text, str) else b""
+    wrapped: bytes = answer["ciphertext"].encode()
     if not WRAPPED.fullmatch(wrapped):
-        raise KeyAccessError("the KMS vault answered with something else than a ciphertext of transit")
+        raise ValueError  # not an answer of Vault's
     return wrapped
 
 
 def _plaintext(answer: dict[str, Any]) -> bytes:
-    try:
-        return base64.b64decode(answer["plaintext"], validate=True)
-    except (KeyError, TypeError, binascii.Error):
-        raise KeyAccessError("the KMS vault answered with something else than a plaintext") from None
+    return base64.b64decode(answer["plaintext"], validate=True)

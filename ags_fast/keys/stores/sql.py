@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import explaining
@@ -110,7 +111,6 @@ class SqlKeyStore:
 
     @contextmanager
     def _transaction(self, dataset_id: str) -> Iterator[Connection]:
-        """A connection, whose transaction is committed in the end."""
         if self.dataset_id not in (None, dataset_id) or len(dataset_id) > DATASET_CHARS:
             raise UnknownKeyError(f"{self!r} is not the key store of the dataset {dataset_id[:DATASET_CHARS]!r}")
         try:
@@ -125,7 +125,6 @@ class SqlKeyStore:
             raise KeyAccessError(f"the key store in {_shown(self._engine)} cannot be used now: {said}") from None
 
     def _check_schema(self) -> None:
-        """See that the tables are those that this version knows, and make them if there are none."""
         try:
             versions = self._versions()
         except exc.DBAPIError:  # most likely there is no such table
@@ -169,11 +168,7 @@ class SqlKeyStore:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._url is None:
             raise TypeError("a key store on an Engine stays in its process: make it of a URL")
-        return _restore, (self._url, self.dataset_id)
-
-
-def _restore(url: str, dataset_id: str | None) -> SqlKeyStore:
-    return SqlKeyStore(url, dataset_id=dataset_id)
+        return partial(SqlKeyStore, dataset_id=self.dataset_id), (self._url,)
 
 
 def _parts(names: list[str]) -> Iterator[list[str]]:
@@ -181,7 +176,6 @@ def _parts(names: list[str]) -> Iterator[list[str]]:
 
 
 def _connect(url: str, dataset_id: str | None) -> tuple[str, sa.Engine, str | None]:
-    """Return the URL without the dataset, an engine for it, and the dataset's id."""
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError):
@@ -223,7 +217,6 @@ def _connect(url: str, dataset_id: str | None) -> tuple[str, sa.Engine, str | No
 
 
 def _shown(engine: sa.Engine) -> str:
-    """Return the URL of a database, for people."""
     return engine.url.render_as_string(hide_password=True)
 
 
