@@ -242,7 +242,7 @@ def test_names_that_the_packages_have() -> None:
     # Errors of all services of AWS, which no model lists: docs.aws.amazon.com/kms/latest/APIReference/CommonErrors.html
     known |= {"AccessDeniedException", "UnrecognizedClientException", "InvalidSignatureException"}
     known |= {"ExpiredTokenException", "InternalFailure", "ServiceUnavailable"}
-    known |= set(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)
+    known |= set(ThrottledRetryableChecker._THROTTLED_ERROR_CODES)  # noqa: SLF001 (botocore has no public one)
     assert {*aws.REFUSALS, *aws.NOT_WHAT_WAS_WRAPPED, *aws.DENIED, *aws.BUSY_CODES} - known == set()
 
 
