@@ -266,7 +266,7 @@ def test_a_job_that_died_is_resumed(
 def _die(monkeypatch: pytest.MonkeyPatch, job: Callable[[], object]) -> None:
     """Run a job that ends between its files and their commit."""
     with monkeypatch.context() as patch:
-        patch.setattr("ags_fast.jobs.encryption.commit_files", lambda *args, **options: 1 / 0)
+        patch.setattr("ags_fast.jobs.run.commit_files", lambda *args, **options: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job()
 

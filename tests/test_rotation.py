@@ -31,11 +31,11 @@ from ags_fast.jobs import (
     Policy,
     decrypt_files,
     encrypt_files,
-    encryption,
     expire,
     rekey_files,
     rotate,
     rotation,
+    run,
     set_policy,
     sweep,
     verify_files,
@@ -780,16 +780,16 @@ def test_a_job_that_is_open_when_its_key_goes(
     encrypt(dataset, kms)
     (old,) = keys(dataset, kms)
     rows: list[Any] = []
-    run = encryption.write_files  # type: ignore[attr-defined]
+    write = run.write_files
 
     def run_late(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(encryption, "write_files", run)
+        monkeypatch.setattr(run, "write_files", write)
         done = turned(dataset, kms, force_expire=True)
         assert done.expired is not None
         rows.extend(row for row in done.expired.rows if row.src == old)
-        return run(*args, **options)
+        return write(*args, **options)
 
-    monkeypatch.setattr(encryption, "write_files", run_late)
+    monkeypatch.setattr(run, "write_files", run_late)
     encrypt(dataset, kms, MORE)
     assert [(row.status, row.error_class, row.error) for row in rows] == [
         ("skipped", "InUse", "an open job may need it")

@@ -149,7 +149,9 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
         """Return what was answered; None: there was no answer."""
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None)
-        return status and Told(status, self._code(error), asked_wait(response.headers.get("Retry-After")))
+        if response is None or status is None:
+            return None
+        return Told(status, self._code(error), asked_wait(response.headers.get("Retry-After")))
 
     def _kind(self, told: Told) -> str:
         """Return what the answer says: see `meaning`. An error in a form that the service does not have is FOREIGN."""
@@ -263,7 +265,7 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
 
 def in_words(error: BaseException) -> str:
     """Return what the network has done, by the innermost error; "" if the network is not to blame."""
-    found, one = "", error
+    found, one = "", error  # type: str, BaseException | None
     while one is not None:
         if isinstance(one, ssl.SSLError):
             return f"TLS: {getattr(one, 'verify_message', '') or one.reason}"
@@ -273,7 +275,7 @@ def in_words(error: BaseException) -> str:
             found = "no answer in time"
         elif isinstance(one, ConnectionError) or (isinstance(one, OSError) and one.errno in NO_WAY):
             found = os.strerror(one.errno) if one.errno else "the connection was closed"
-        one = one.__cause__ or one.__context__ or getattr(one, "inner_exception", None)  # type: ignore[assignment]
+        one = one.__cause__ or one.__context__ or getattr(one, "inner_exception", None)
     return found
 
 
