@@ -10,8 +10,11 @@ import pytest
 from datasets import MASTER, QUIET, read_tree, row_of, write_tree
 from kms_clients import calls_of, keystore
 
+from ags_fast.errors import KeyAccessError
 from ags_fast.fs.base import Entry
 from ags_fast.jobs import LocalEngine, decrypt_files, encrypt_files
+from ags_fast.keys import clear_cache
+from ags_fast.keys.kms import local
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,6 +105,25 @@ def test_parquet_is_compared_by_its_bytes(tmp_path: Path, kms: dict[str, str]) -
     world.change("other", data.replace((7).to_bytes(8, "little"), (8).to_bytes(8, "little"), 1))
     done = world.encrypt(format="parquet", overwrite=True)
     assert (row_of(done, "touched").error_class, row_of(done, "other").status) == ("Unchanged", "ok")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_refused_key_is_no_change(tmp_path: Path, kms: dict[str, str], overwrite: bool) -> None:
+    """Who may not open a column cannot compare it: that is said, and nothing is written."""
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    world = World(tmp_path, kms)
+    world.src.mkdir()
+    pq.write_table(pa.table({"n": range(9), "secret": range(9)}), world.src / "a")
+    local.create_key(kms, "column")
+    world.encrypt(format="parquet", column_keys={"secret": "column"}).raise_for_failures()
+    before = read_tree(world.url)
+    local.set_state(kms, "column", "disabled")
+    clear_cache()
+    (world.src / "a").chmod(0o600)
+    with pytest.raises(KeyAccessError, match="disabled"):
+        world.encrypt(format="parquet", column_keys={"secret": "column"}, overwrite=overwrite)
+    assert read_tree(world.url) == before
 
 
 def test_ignore_ctime_reads_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

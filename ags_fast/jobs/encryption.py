@@ -104,7 +104,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
             data keys of their own, which only a user of that master key can open. A file without such a column fails.
         overwrite: Replace files that the dataset has and whose source has changed: in its size, its time of change, an
             object's etag, or, on a local disk, its ctime. If only the ctime differs, as after ``chmod -R``, the source
-            is read and compared with the dataset's file, and nothing is written unless the bytes differ.
+            is read and compared with the dataset's file, for which its keys must open, and written only if it differs.
         ignore_ctime: Take a source of the same size and time of change as unchanged, and read nothing.
         resume: Continue the newest dead job on this source. "length" takes a file of the planned length as finished;
             "verify" also checks the file's tags. "length" takes a Parquet file as finished if its footer, which is
@@ -315,9 +315,9 @@ def _look(wish: _Encryption, snapshot: Snapshot | None, listed: Sequence[Entry])
         if old.set_id is not None:  # a member of a set keeps its number
             made = made._replace(aad_prefix=old.aad_prefix, set_id=old.set_id, part=old.part, parts=old.parts)
         new.append(made)
-    why = "the dataset has it, and the source has not changed since"
     for old in same:
         row = planned_row(wish.source.full_path(old.path), wish.target.full_path(old.file), old, "skipped")
+        why = "the dataset has it, and the source has not changed since"
         others.append(row._replace(error_class="Unchanged", error=why))
     return _Found(new, same, {old.path: old for _, old in changed}, others)
 

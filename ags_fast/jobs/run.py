@@ -170,7 +170,10 @@ def verified(
     contents = snapshot.holding({key_id for entry in entries for key_id in entry.key_ids()})
     op = "verify" if source is None else "compare"  # then the row of a file that differs from its source is "skipped"
     context = Context(op, job_id or new_job_id(), contents.dataset_id, contents.store, contents.envelope, source)
-    return context, unless_expired(snapshot, run_tasks(context, [Task(entry) for entry in entries], options))
+    rows = unless_expired(snapshot, run_tasks(context, [Task(entry) for entry in entries], options))
+    if source is not None and (refused := [row.error for row in rows if row.error_class == "KeyAccessError"]):
+        raise KeyAccessError(f"{len(refused)} files cannot be compared with their sources: {refused[0]}")
+    return context, rows
 
 
 class _TooManyError(Exception):

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ags_fast.dataset.entries import with_lengths
-from ags_fast.errors import AgsError, FormatError
+from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.jobs.results import Row, describe
 from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Operations, Outcome, Task
 from ags_fast.jobs.work.rows import failed_row as failed_row
@@ -44,7 +44,7 @@ def work_on(format: str) -> Work:
 
 def _compare(context: Context, task: Task, attempt: int) -> Outcome:
     same = False
-    with suppress(AgsError, OSError):  # the task that encrypts the source tells of it
+    with suppress(IntegrityError, FormatError, OSError):  # a damaged file is made again; a refused key says nothing
         same = work_on(task.entry.format).same_as_source(context, task.entry)
     return Outcome("ok" if same else "skipped", file_length=task.entry.file_length)
 
