@@ -35,7 +35,7 @@ from ags_fast.jobs import (
     rekey_files,
     verify_files,
 )
-from ags_fast.jobs.engines.bins import bins
+from ags_fast.jobs.engines.base import bins
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.run import begin_files
 from ags_fast.jobs.work.context import Task

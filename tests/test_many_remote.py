@@ -18,8 +18,8 @@ from ags_fast import jobs
 from ags_fast.fs import Store
 from ags_fast.jobs import LocalEngine, copying
 from ags_fast.jobs.engines import together
+from ags_fast.jobs.engines.base import JobContext
 from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once
-from ags_fast.jobs.work.base import JobContext
 from ags_fast.keys.kms import set_audit_hook
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
+from tqdm import tqdm
 
 from ags_fast.jobs.bars import LINE_SECONDS, Hidden, Lines, make_bar
-from ags_fast.jobs.terminal_bar import TerminalBar
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
@@ -54,7 +54,7 @@ def test_a_job_without_a_terminal_has_lines_if_it_is_told_to() -> None:
         with make_bar("verify", 10, progress) as shown:
             assert isinstance(shown, Hidden)
     with make_bar("verify", 10, True) as shown:
-        assert isinstance(shown, TerminalBar)
+        assert isinstance(shown, tqdm)
 
 
 @pytest.mark.parametrize("progress", [None, "lines", True])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from ags_fast.jobs.terminal_bar import TerminalBar
+    from tqdm import tqdm
 
 __all__ = ["LINE_SECONDS", "Hidden", "Lines", "make_bar"]
 
@@ -89,9 +89,27 @@ class Lines(Hidden):
                 return
 
 
+def _terminal_bar(**options: Any) -> tqdm:
+    """Return a bar of tqdm whose lock is for the threads of this process.
+
+    tqdm's own lock is also for other processes. With Python 3.14 such a lock starts a helper of multiprocessing, which
+    would import modules from the current directory: from the folder whose files a job encrypts.
+    """
+    from tqdm import tqdm
+
+    class Bar(tqdm):  # type: ignore[misc]
+        _lock = threading.RLock()
+
+        def update(self, n: float | None = 1, files: int = 0) -> bool | None:  # a bar has no place for files
+            shown: bool | None = super().update(n)
+            return shown
+
+    return Bar(**options)
+
+
 def make_bar(
     desc: str, total: int, progress: object, *, files: int | None = None, unit: str = "B", divisor: int = 1000
-) -> TerminalBar | Lines | Hidden:
+) -> tqdm | Lines | Hidden:
     """Return what shows a job's progress, as the argument `progress` of the functions of jobs says.
 
     True: a bar. None: a bar on a terminal, else nothing. "lines": a bar on a terminal, else `Lines`. False and
@@ -99,7 +117,5 @@ def make_bar(
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if progress is True or (progress in (None, "lines") and is_terminal):
-        from ags_fast.jobs.terminal_bar import TerminalBar
-
-        return TerminalBar(total=total, unit=unit, unit_scale=True, unit_divisor=divisor, desc=desc)
+        return _terminal_bar(total=total, unit=unit, unit_scale=True, unit_divisor=divisor, desc=desc)
     return Lines(desc, total, files, unit) if progress == "lines" else Hidden()

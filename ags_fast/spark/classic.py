@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Sequence
 
-    from ags_fast.jobs.work.base import AnyTask, JobContext
+    from ags_fast.jobs.engines.base import AnyTask, JobContext
 
 
 class ClassicSession:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
+    from ags_fast.jobs.engines.base import AnyTask, JobContext
     from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.base import AnyTask, JobContext
 
     _BinResult = tuple[int, list[Row], Counter[tuple[str, str]]]
 

@@ -21,8 +21,8 @@ from ags_fast import opening, parquet, stream
 from ags_fast.dataset.rows import Row
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.iceberg.locations import ENCRYPTED, local_path
+from ags_fast.jobs.engines.base import JobContext
 from ags_fast.jobs.results import describe
-from ags_fast.jobs.work.base import JobContext
 from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.keys.kek import new_kek
 from ags_fast.keys.metadata import StandardKeyMetadata

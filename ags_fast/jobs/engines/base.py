@@ -1,14 +1,74 @@
-"""The interface of the engines that run tasks."""
+"""What engines know of a job, and jobs of engines; and how tasks are spread over workers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import heapq
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.base import AnyTask, JobContext
+    from ags_fast.dataset.rows import Row
+    from ags_fast.fs import Store
+
+
+FILES_AT_ONCE = 16
+
+
+class AnyTask(Protocol):
+    """A task of a job: a file, or a manifest."""
+
+    @property
+    def path(self) -> str:
+        """What tells the task from the other tasks of its job."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of work."""
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """What all tasks of a job share. Every worker gets the context, so it pickles and holds no key.
+
+    Attributes:
+        runner: The name of the module that does the tasks: see `Runner`.
+        op: The operation.
+        job_id: The id of the job.
+        threads: The number of threads for one file; None: the engine or the codec decides.
+        isolate: Whether to run each file in a process of its own, because one of them kills its worker.
+        files_at_once: How many files a worker has in work at once; None: the engine decides.
+    """
+
+    runner: ClassVar[str]
+
+    op: str
+    job_id: str
+    threads: int | None = field(default=None, kw_only=True)
+    isolate: bool = field(default=False, kw_only=True)
+    files_at_once: int | None = field(default=None, kw_only=True)
+
+    @property
+    def work(self) -> Runner:
+        """The module that does the tasks. A worker imports it when it has its first task."""
+        return cast("Runner", import_module(self.runner))
+
+    @property
+    def stores(self) -> tuple[Store | None, ...]:
+        """The folders that the tasks read and write; an engine looks whether other processes see them."""
+        return ()
+
+
+class Runner(Protocol):
+    """The functions in the module that does the tasks of a kind of job."""
+
+    def run_file(self, context: Any, task: Any, attempt: int = 0) -> Row:
+        """Run one task. Its error goes into the row; only a fault of the worker is raised. Attempt 0 is the first."""
+
+    def failed_row(self, context: Any, task: Any, attempt: int, error_class: str, error: str) -> Row:
+        """Return the row of a task that failed."""
 
 
 class Engine(Protocol):
@@ -35,3 +95,28 @@ def checked(engine: Engine | None) -> Engine | None:
             f"{type(engine).__name__!r}"
         )
     return engine
+
+
+Task = TypeVar("Task", bound=AnyTask)
+
+
+def bins(tasks: Sequence[Task], *, target_bytes: int, open_cost: int, least: int) -> list[list[Task]]:
+    """Spread files over bins: the longest file first, each to the bin with the least work.
+
+    A bin is to have `target_bytes` of work: plaintext, and `open_cost` bytes for each file. There are at least `least`
+    bins (twice the number that can run at once) if there is work for them. The fullest bin is first, and in each bin
+    the largest file.
+    """
+    if not tasks:
+        return []
+    total = sum(task.nbytes + open_cost for task in tasks)
+    # Starting a bin of less than a sixteenth of the target costs more than its work.
+    wanted = max(-(-total // target_bytes), min(least, -(-total * 16 // target_bytes)))
+    count = max(1, min(wanted, len(tasks)))
+    filled: list[list[Task]] = [[] for _ in range(count)]
+    loads = [(0, i) for i in range(count)]
+    for task in sorted(tasks, key=lambda task: -task.nbytes):
+        load, i = loads[0]
+        filled[i].append(task)
+        heapq.heapreplace(loads, (load + task.nbytes + open_cost, i))
+    return [filled[i] for _, i in sorted(loads, reverse=True)]

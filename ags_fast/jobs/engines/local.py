@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast._threads import thread_count
 from ags_fast.fs import Store
 from ags_fast.fs.lacking import note
-from ags_fast.jobs.engines.bins import bins
+from ags_fast.jobs.engines.base import FILES_AT_ONCE, bins
 from ags_fast.jobs.engines.start import import_path, start_python
 from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once
-from ags_fast.jobs.work.base import FILES_AT_ONCE
 from ags_fast.keys.kms import KmsClient, add_calls, as_kms, check_travels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ags_fast.dataset.access import Folder
-    from ags_fast.jobs.engines.base import Engine
+    from ags_fast.jobs.engines.base import AnyTask, Engine, JobContext
     from ags_fast.jobs.results import Row
-    from ags_fast.jobs.work.base import AnyTask, JobContext
 
 
 STARTS = 3  # failed starts of workers in a row that end the job

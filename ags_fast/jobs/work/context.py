@@ -11,7 +11,7 @@ from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.stream import view
 from ags_fast.errors import AgsError, JobEndedError
 from ags_fast.fs import NewFile
-from ags_fast.jobs.work.base import JobContext
+from ags_fast.jobs.engines.base import JobContext
 
 if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
