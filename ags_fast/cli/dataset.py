@@ -73,6 +73,7 @@ ENCRYPT = (
     VERIFY_AFTER,
     OVERWRITE.but(help="replace files whose sources have changed"),
     switch("--ignore-ctime", "compare sources by size and time of change only, after a chmod -R for example"),
+    switch("--checksum", "keep a keyed digest of each source, and compare sources by their bytes, not by their times"),
     option("--format", choices=FORMATS, default="ags1", help="parquet: encrypt Parquet files as such; default ags1"),
     option(
         "--column-key",

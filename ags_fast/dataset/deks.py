@@ -39,7 +39,7 @@ def with_new_keys(rows: Iterable[FileEntry], length: int, envelope: Envelope, da
             todo.setdefault(key_id, []).append((dek, bound))
         done = {key_id: iter(envelope.wrap_many(key_id, items)) for key_id, items in todo.items()}
         wrapped = [
-            row.with_wraps([(key_id, next(done[key_id])) for key_id, _, _ in each])
+            row.with_wraps([(key_id, next(done[key_id])) for key_id, _, _ in each])._replace(checksum=None)
             for row, each in zip(part, wraps, strict=True)
         ]
         made += with_key_material(envelope, wrapped, deks)

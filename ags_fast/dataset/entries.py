@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import glob
+import hmac
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,7 +51,7 @@ class FileEntry(NamedTuple):
     ctime_ns: int | None = None  # last change of the source or its attributes, ns since the epoch
     inode: int | None = None
     etag: str | None = None
-    checksum: bytes | None = None  # which the storage has of its content
+    checksum: bytes | None = None  # HMAC-SHA-256 of its bytes, under a key that the data keys make: `source_mac_key`
 
     def is_of(self, size: int, stamp: str) -> bool:
         """Return whether the file was made from a source of this size in bytes, with this stamp of the storage."""
@@ -81,8 +82,15 @@ class FileEntry(NamedTuple):
         return self._replace(key_id=wraps[0][0], wrapped_dek=wraps[0][1], column_keys=columns)
 
 
-def with_lengths(entry: FileEntry, file_length: int, plain_length: int | None = None) -> FileEntry:
-    """Return the entry with the lengths in bytes of the file that was made. plain_length None: the planned length."""
+def with_lengths(
+    entry: FileEntry, file_length: int, plain_length: int | None = None, checksum: bytes = b""
+) -> FileEntry:
+    """Return the entry with what is known of the file that was made: its lengths in bytes, a checksum of its source.
+
+    plain_length None: the planned length.
+    """
+    if checksum:
+        entry = entry._replace(checksum=checksum)
     lengths = file_length, entry.plain_length if plain_length is None else plain_length
     if lengths == (entry.file_length, entry.plain_length):
         return entry  # no copy of what a plan has
@@ -95,6 +103,14 @@ def source_stamp(format: str, size: int, stamp: str) -> str:
     For a Parquet source, the stamp includes the size in bytes, because `plain_length` is another length.
     """
     return f"{size}:{stamp}" if format == "parquet" else stamp
+
+
+def source_mac_key(deks: Sequence[bytes]) -> bytes:
+    """Return the key of the checksum of a source, from all data keys of its file in the order of `FileEntry.wraps`.
+
+    So who may not open a column cannot try what the column may hold.
+    """
+    return hmac.digest(b"".join(deks), b"ags_fast source checksum", "sha256")
 
 
 def _column_use(column: str) -> str:

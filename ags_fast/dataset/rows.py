@@ -21,6 +21,7 @@ class Row(NamedTuple):
     seconds: float = 0.0
     attempt: int = 0  # 0 is the first
     host: str | None = None
+    checksum: str | None = None  # encrypt with checksum=True: of the source, keyed, in hex
 
 
 def shown(name: str) -> str:

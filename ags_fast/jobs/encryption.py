@@ -57,6 +57,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     column_keys: Mapping[str, str] | None = None,
     overwrite: bool = False,
     ignore_ctime: bool = False,
+    checksum: bool = False,
     resume: str | None = None,
     on_error: str = "row",
     max_failures: int | None = None,
@@ -106,6 +107,9 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
             object's etag, or, on a local disk, its ctime. If only the ctime differs, as after ``chmod -R``, the source
             is read and compared with the dataset's file, for which its keys must open, and written only if it differs.
         ignore_ctime: Take a source of the same size and time of change as unchanged, and read nothing.
+        checksum: Keep a keyed digest (HMAC-SHA-256) of each source that is encrypted, for which the source is read
+            twice. And compare each source whose digest is kept by its bytes alone, whatever its times or etag say: the
+            source is read, and the dataset's file is not. A source without a digest is compared as without `checksum`.
         resume: Continue the newest dead job on this source. "length" takes a file of the planned length as finished;
             "verify" also checks the file's tags. "length" takes a Parquet file as finished if its footer, which is
             written last, opens under the planned key.
@@ -159,6 +163,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
         template=aad_prefix,
         overwrite=overwrite,
         ignore_ctime=ignore_ctime,
+        checksum=checksum,
         options=run.Options(engine, progress, on_error, max_failures, resume, fsync=fsync, verify_after=verify_after),
         delete_sources=delete_sources,
         policy=policy,
@@ -206,6 +211,7 @@ class _Encryption:
     template: str | bytes | None  # for AAD prefixes
     overwrite: bool
     ignore_ctime: bool
+    checksum: bool
     options: run.Options
     delete_sources: bool
     policy: Policy | None
@@ -284,22 +290,16 @@ def _look(wish: _Encryption, snapshot: Snapshot | None, listed: Sequence[Entry])
     if wish.template is not None:
         listed, skipped = _without_encrypted(wish.source, listed, present, wish.format)
         others += skipped
-    fresh, same, changed, touched = [], [], [], []
-    for found in listed:
-        old = present.get(found.path)
-        if old is None:
-            fresh.append(found)
-        elif not old.is_of(found.size, found.stamp):
-            changed.append((found, old))
-        elif wish.ignore_ctime or old.ctime_ns is None or found.ctime_ns in (None, old.ctime_ns):
-            same.append(old)
-        else:
-            touched.append((found, old))
+    fresh = [found for found in listed if found.path not in present]
+    both = [(found, present[found.path]) for found in listed if found.path in present]
+    is_same = {old.path: _is_same(wish, found, old) for found, old in both}
+    touched = [old for _, old in both if is_same[old.path] is None]
     if snapshot is not None and touched:
-        _, rows = run.verified(snapshot, [old for _, old in touched], wish.options, source=wish.source)
+        _, rows = run.verified(snapshot, touched, wish.options, source=wish.source)
         equal = {row.src for row in rows if row.status == "ok"}
-        same += [old for _, old in touched if wish.target.full_path(old.file) in equal]
-        changed += [(found, old) for found, old in touched if wish.target.full_path(old.file) not in equal]
+        is_same |= {old.path: wish.target.full_path(old.file) in equal for old in touched}
+    same = [old for _, old in both if is_same[old.path]]
+    changed = [(found, old) for found, old in both if not is_same[old.path]]
     if changed and not wish.overwrite:
         more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
         raise FileExistsError(
@@ -320,6 +320,15 @@ def _look(wish: _Encryption, snapshot: Snapshot | None, listed: Sequence[Entry])
         why = "the dataset has it, and the source has not changed since"
         others.append(row._replace(error_class="Unchanged", error=why))
     return _Found(new, same, {old.path: old for _, old in changed}, others)
+
+
+def _is_same(wish: _Encryption, found: Entry, old: FileEntry) -> bool | None:
+    """Return whether a source is what the dataset has; None if only its bytes tell."""
+    if wish.checksum and old.checksum is not None and old.source_length == found.size:
+        return None
+    if not old.is_of(found.size, found.stamp):
+        return False
+    return wish.ignore_ctime or old.ctime_ns is None or found.ctime_ns in (None, old.ctime_ns) or None
 
 
 def _possible(
@@ -364,6 +373,7 @@ def _new_file(wish: _Encryption, found: Entry, aad_prefix: bytes, number: tuple[
         stamp=source_stamp(wish.format, found.size, found.stamp),
         mode=found.mode,
         mtime_ns=found.mtime_ns,
+        source_length=found.size if wish.checksum else None,
         ctime_ns=found.ctime_ns,
         key_material=None if wish.key_material is None else (),
     )
@@ -428,7 +438,7 @@ def _encrypt(wish: _Encryption, snapshot: Snapshot, found: _Found) -> JobResult:
         return found.result(wish, snapshot.entry, _held_back(rows))
     job, entries = _begun(wish, snapshot, found)
     with job:
-        rows = run.write_files(job, entries, wish.options, source=wish.source)
+        rows = run.write_files(job, entries, wish.options, source=wish.source, checksum=wish.checksum)
         if numbered and any(row.status == "failed" for row in rows):
             result = found.result(wish, snapshot.entry, _held_back(rows))
             result.job_id = job.id

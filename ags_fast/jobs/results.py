@@ -151,7 +151,7 @@ class JobResult:
         with explaining("JobResult.table"):
             import pyarrow as pa
         text, number = pa.string(), pa.int64()
-        types = [text, text, text, text, text, number, number, number, text, text, pa.float64(), pa.int32(), text]
+        types = [text, text, text, text, text, number, number, number, text, text, pa.float64(), pa.int32(), text, text]
         schema = pa.schema(list(zip(Row._fields, types, strict=True)))
         columns = list(zip(*self.rows, strict=True)) or [()] * len(types)
         columns = [tuple(s and shown(s) for s in c) if t == text else c for c, t in zip(columns, types, strict=True)]

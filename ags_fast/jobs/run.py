@@ -21,7 +21,7 @@ from ags_fast.dataset.log import ENDED
 from ags_fast.dataset.names import HIDDEN, LOCK, beside_plan, job_of, new_job_id, plan_path, written_name
 from ags_fast.dataset.plan import read_plan
 from ags_fast.dataset.snapshot import Snapshot
-from ags_fast.errors import AgsError, FormatError, IntegrityError, JobEndedError, KeyAccessError
+from ags_fast.errors import AgsError, ExpiredError, FormatError, IntegrityError, JobEndedError, KeyAccessError
 from ags_fast.fs import without_password
 from ags_fast.jobs.bars import make_bar
 from ags_fast.jobs.engines.base import Engine, checked
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 LOCAL_OPEN_COST = 512 << 10  # cost of opening a file, in bytes of work
 STORE_OPEN_COST = 4 << 20  # the same in an object store
+EVIDENCE = ("IntegrityError", "Different")  # classes of rows, unless the version has expired meanwhile
+UNKNOWN = {"KeyAccessError": KeyAccessError, "ExpiredError": ExpiredError}  # they say nothing of a source
 UNREADABLE = (FormatError, IntegrityError, KeyAccessError)  # what is wrong with the plan of one job stops no other
 
 
@@ -171,8 +173,9 @@ def verified(
     op = "verify" if source is None else "compare"  # then the row of a file that differs from its source is "skipped"
     context = Context(op, job_id or new_job_id(), contents.dataset_id, contents.store, contents.envelope, source)
     rows = unless_expired(snapshot, run_tasks(context, [Task(entry) for entry in entries], options))
-    if source is not None and (refused := [row.error for row in rows if row.error_class == "KeyAccessError"]):
-        raise KeyAccessError(f"{len(refused)} files cannot be compared with their sources: {refused[0]}")
+    for row in rows if source is not None else ():
+        if row.error_class in UNKNOWN:
+            raise UNKNOWN[row.error_class](f"{row.src} cannot be compared with its source: {row.error}")
     return context, rows
 
 
@@ -189,16 +192,13 @@ def _sweep_temporary(context: Context, tasks: Sequence[Task]) -> None:
 
 def unless_expired(snapshot: Snapshot, rows: list[Row]) -> list[Row]:
     """Reword rows if the version was expired during the read: missing files are then not evidence of tampering."""
-    if all(row.error_class != "IntegrityError" for row in rows):
+    if all(row.error_class not in EVIDENCE for row in rows):
         return rows
     number = snapshot.entry.number
     if snapshot.log.head().first <= number:
         return rows
     why = f"version {number} was expired while its files were read: run the job again"
-    return [
-        row._replace(error_class="ExpiredError", error=why) if row.error_class == "IntegrityError" else row
-        for row in rows
-    ]
+    return [row._replace(error_class="ExpiredError", error=why) if row.error_class in EVIDENCE else row for row in rows]
 
 
 # ---- jobs that write files
@@ -315,10 +315,12 @@ def write_files(
     *,
     source: Store | None = None,
     old: Mapping[str, FileEntry] = MappingProxyType({}),
+    checksum: bool = False,
 ) -> list[Row]:
     """Write the files of a job, and return their rows.
 
-    They are made from the files of a folder, `source`, or from files of the dataset, `old` (by path).
+    They are made from the files of a folder, `source`, or from files of the dataset, `old` (by path). checksum: the
+    rows get keyed digests of the sources.
     """
     store, key_ids = job.log.store, {key_id for row in (*entries, *old.values()) for key_id in row.key_ids()}
     context = Context(
@@ -330,6 +332,7 @@ def write_files(
         source,
         fsync=options.fsync,
         verify_after=options.verify_after,
+        checksum=checksum,
         resume=options.resume if job.has_tasks else None,
     )
     rows = run_tasks(context, [Task(entry, old.get(entry.path)) for entry in entries], options, writes=True)
@@ -349,7 +352,9 @@ def commit_files(
     store = job.log.store
     by_name = {entry.file: entry for entry in entries}
     good = [
-        with_lengths(by_name[store.path_in(row.dst)], row.file_length or 0, row.plain_length)
+        with_lengths(
+            by_name[store.path_in(row.dst)], row.file_length or 0, row.plain_length, bytes.fromhex(row.checksum or "")
+        )
         for row in rows
         if row.status == "ok" and row.dst is not None
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.stream import view
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ags_fast.fs import NewObject, Store
     from ags_fast.keys.envelope import Envelope
     from ags_fast.stream import AgsReader
+
+
+CHUNK_NBYTES = 1 << 20  # plaintext at a time; of a stream one block for each thread if that is more
 
 
 class Task(NamedTuple):
@@ -72,6 +75,7 @@ class Context(JobContext):
         without: Ids of keys that the caller may not use. Parquet columns under these keys are left out.
         preserve: Decrypt: whether files get the modes and times of their sources.
         checksums: Decrypt: paths of checksums of Hadoop that are files of the dataset, so that they are restored.
+        checksum: Encrypt: whether a keyed digest of each source is kept.
         plan: The path of the job's plan if workers may outlive the job: see `check_plan`. Else "".
     """
 
@@ -88,6 +92,7 @@ class Context(JobContext):
     without: frozenset[str] = frozenset()
     preserve: bool = True
     checksums: frozenset[str] = frozenset()
+    checksum: bool = False
     plan: str = ""
 
     @property
@@ -107,6 +112,18 @@ class Context(JobContext):
         """
         if self.plan and self.dataset.stat(self.plan) is None:
             raise JobEndedError(f"job {self.job_id} has ended: the file is not published")
+
+    def digest_outside(self, path: str, digest: Any, planned: FileEntry | None = None) -> bytes:
+        """Return a hash, or a keyed digest, of a file outside of the dataset. planned: what its source is to be."""
+        assert self.other is not None
+        with self.other.open_once(path) as file:
+            chunk = memoryview(bytearray(min(CHUNK_NBYTES, max(file.size, 1))))
+            while got := file.readinto(chunk):
+                digest.update(chunk[:got])
+            if planned and (not planned.is_of(file.size, file.stamp) or file.changed()):
+                raise SourceChangedError(f"{path} changed while it was read: run the job again")
+        made: bytes = digest.digest()
+        return made
 
     def give_restored(self, entry: FileEntry, plain: bytes) -> bool:
         """Write a small decrypted file in one step. Returns False if that is impossible, or if the file exists."""

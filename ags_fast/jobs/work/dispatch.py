@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hmac
 import time
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ags_fast.dataset.entries import with_lengths
+from ags_fast.dataset.entries import source_mac_key, with_lengths
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.jobs.results import Row, describe
 from ags_fast.jobs.work.context import AlreadyEncryptedError, Context, Operations, Outcome, Task
@@ -43,21 +44,34 @@ def work_on(format: str) -> Work:
 
 
 def _compare(context: Context, task: Task, attempt: int) -> Outcome:
-    same = False
+    entry, same = task.entry, False
     with suppress(IntegrityError, FormatError, OSError):  # a damaged file is made again; a refused key says nothing
-        same = work_on(task.entry.format).same_as_source(context, task.entry)
-    return Outcome("ok" if same else "skipped", file_length=task.entry.file_length)
+        if entry.checksum is None:
+            same = work_on(entry.format).same_as_source(context, entry)
+        else:
+            same = hmac.compare_digest(_checksum(context, entry), entry.checksum)
+    return Outcome(*(("ok",) if same else ("skipped", "Different")), file_length=task.entry.file_length)
+
+
+def _checksum(context: Context, entry: FileEntry, planned: bool = False) -> bytes:
+    """Return the keyed digest of the source of a file. planned: the source must be as it was planned."""
+    wraps = entry.wraps(context.dataset_id)
+    mac = hmac.new(source_mac_key([context.envelope.unwrap(*wrap) for wrap in wraps]), digestmod="sha256")
+    return context.digest_outside(entry.path, mac, entry if planned else None)
 
 
 def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
     """Run the task of one file. Its error goes into the row; only a fault of the worker is raised."""
-    begun = time.monotonic()
+    begun, checksum = time.monotonic(), None
     try:
         operation = _compare if context.op == "compare" else work_on(task.entry.format).OPERATIONS[context.op]
         status, error_class, text, length, plain = operation(context, task, attempt)
+        if context.checksum:
+            checksum = _checksum(context, task.entry, planned=True).hex()
         task = task._replace(entry=with_lengths(task.entry, length, plain))
     except AlreadyEncryptedError as error:
         status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
     except Exception as error:
         status, error_class, text = "failed", type(error).__name__, describe(error)
-    return make_row(context, task, attempt, status, error_class, text, time.monotonic() - begun)
+    row = make_row(context, task, attempt, status, error_class, text, time.monotonic() - begun)
+    return row._replace(checksum=checksum)

@@ -237,35 +237,6 @@ def holds(context: Context, entry: FileEntry, file: str) -> bool:
         return True
 
 
-class _DifferentError(Exception):
-    pass
-
-
-class _Comparison:
-    """Takes the bytes that a file should have. Raises `_DifferentError` at the first difference."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        there = bytearray(len(view))
-        if self._file.readinto(there) != len(there) or there != view:
-            raise _DifferentError
-        return len(view)
-
-
-def _is_decrypted(context: Context, entry: FileEntry) -> bool:
-    """Return whether the file outside of the dataset equals the dataset's, after a check of all tags."""
-    assert context.other is not None
-    with context.other.open_once(entry.path) as file, sealed(context.contents, entry) as source:
-        try:
-            decrypt_to(context.contents, entry, source, _Comparison(file))
-        except _DifferentError:
-            return False
-        return not file.readinto(bytearray(1))
-
-
 class _Digest:
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
@@ -273,6 +244,19 @@ class _Digest:
     def write(self, data: Any) -> int:
         self.hash.update(data)
         return len(data)
+
+
+def _digest(context: Context, entry: FileEntry) -> bytes:
+    """Return the digest of the decrypted file, after a check of all tags."""
+    ours = _Digest()
+    with sealed(context.contents, entry) as file:
+        decrypt_to(context.contents, entry, file, ours)
+    return ours.hash.digest()
+
+
+def _is_decrypted(context: Context, entry: FileEntry) -> bool:
+    """Return whether the file outside of the dataset equals the dataset's."""
+    return _digest(context, entry) == context.digest_outside(entry.path, hashlib.sha256())
 
 
 def same_as_source(context: Context, entry: FileEntry) -> bool:
@@ -284,11 +268,9 @@ def same_as_source(context: Context, entry: FileEntry) -> bool:
     """
     source = context.other
     assert source is not None
-    ours, its = _Digest(), _Digest()
-    with sealed(context.contents, entry) as file:
-        decrypt_to(context.contents, entry, file, ours)
+    ours, its = _digest(context, entry), _Digest()
     keys = Keys(os.urandom(16))
     with closing(source.open_seekable(entry.path)) as plain, tempfile.TemporaryFile() as between:
         encrypt_file(plain, between, keys, threads=context.threads)
         decrypt_file(between, its, keys, threads=context.threads)
-    return ours.hash.digest() == its.hash.digest()
+    return ours == its.hash.digest()

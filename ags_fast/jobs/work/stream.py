@@ -10,6 +10,7 @@ from ags_fast.ags1 import HEADER_NBYTES, encode_header
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.jobs.work.context import (
+    CHUNK_NBYTES,
     WRITTEN_EARLIER,
     AlreadyEncryptedError,
     Context,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ags_fast.jobs.work.context import Operations
 
 SMALL_NBYTES = 64 << 10  # plaintext up to this size is sealed and written by one call
-CHUNK_NBYTES = 1 << 20  # plaintext at a time; one block for each thread if that is more
 _here = threading.local()  # a thread works on one file at a time
 
 
