@@ -13,8 +13,7 @@ from datasets import MASTER, make_kms, write_tree
 pytest.importorskip("pyarrow")
 
 from ags_fast import AgsCodec, cli, jobs
-from ags_fast.cli.codes import ConfigurationError
-from ags_fast.cli.wording import message_of, named
+from ags_fast.cli.codes import ConfigurationError, message_of, named
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
 from ags_fast.parquet import Keys
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from servers import S3Server
 
 fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("pyarrow.dataset")
 pa, pq = peers.pa, peers.pq
 
 # "1.csv" is "01.csv" without its first letter, and "x" is empty without it.

@@ -37,7 +37,6 @@ def _show(args: argparse.Namespace) -> dict[str, Any]:
     rows += [(f"storage_options.{name}", str(value), source) for name, value in (profile.storage_options or {}).items()]
     check_no_secret({name: value for name, value, _ in rows}, "command line", ADVICE)
     return {
-        "operation": args.operation,
         "config": args.file,
         "config_from": CONFIG_ENV if os.environ.get(CONFIG_ENV) else "default",
         "exists": os.path.exists(args.file),
@@ -60,7 +59,6 @@ def _check(args: argparse.Namespace) -> dict[str, Any]:
     finally:
         client.close()
     return {
-        "operation": args.operation,
         "config": args.file,
         "profile": args.chosen.name or None,
         "wrapping_key_id": key_id,

@@ -279,7 +279,6 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
         keys = [*versions[-1].keys.values()]
     head = versions[-1]
     return {
-        "operation": args.operation,
         "dataset": args.file,
         "dataset_id": head.dataset_id,
         "authenticated": bool(properties),
@@ -343,7 +342,10 @@ def dataset_text(found: dict[str, Any]) -> str:
         f"open job {job}: it is running, or died; --resume continues it, sweep gives it up"
         for job in found.get("open_jobs", ())
     ]
-    lines += _row_lines([row for row in found.get("rows", ()) if row["status"] != "ok" or row["error_class"]])
+    rows = found.get("rows", ())
+    lines += _row_lines([row for row in rows if row["status"] != "ok" or row["error_class"]])
+    if "matching" in found:
+        lines += _row_lines([row for row in rows if row["status"] == "ok" and not row["error_class"]])
     return "\n".join(lines)
 
 
@@ -375,7 +377,8 @@ def _key_line(key: dict[str, Any]) -> str:
 def _row_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     for row in rows[:SHOWN_FAILURES]:
         why = f": {row['error_class']}: {row['error']}" if row["error_class"] else ""
-        yield f"{row['status']}  {row['src']}{why}"
+        to = f" -> {row['dst']}" if row["dst"] and row["status"] == "ok" else ""
+        yield f"{row['status']}  {row['src']}{to}{why}"
     if len(rows) > SHOWN_FAILURES:
         yield f"and {len(rows) - SHOWN_FAILURES} more: --json shows all"
 

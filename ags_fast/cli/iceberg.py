@@ -141,7 +141,7 @@ def _files(args: argparse.Namespace) -> dict[str, Any]:
             }
             for one in _library().files(loaded, snapshot_id=args.snapshot)
         ]
-    return {"operation": args.operation, "table": args.file, "files": found}
+    return {"table": args.file, "files": found}
 
 
 # ------------------------------------------------------------------------------------------------------------- as text

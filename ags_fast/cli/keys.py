@@ -168,7 +168,7 @@ def _policy(args: argparse.Namespace) -> dict[str, Any]:
     if changes:
         policy = policy.replace(**changes)
         jobs.set_policy(args.file, policy, kms=kms(args), **known(args))
-    shown = {"operation": args.operation, "dataset": args.file, "changed": sorted(changes)}
+    shown = {"dataset": args.file, "changed": sorted(changes)}
     return {**shown, "policy": asdict(policy), "expires": [*will_expire(log, policy)]}
 
 

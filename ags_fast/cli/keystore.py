@@ -59,7 +59,7 @@ def _init(args: argparse.Namespace) -> dict[str, Any]:
     local.create_keystore(properties, passphrase=_passphrase(args, twice=True))
     shown = {"encryption.kms-type": "local", **properties}
     following = shlex.join(["ags-fast", "keys", "create", args.file, "my-key", *_secret(args)])
-    return {"operation": args.operation, "input": args.file, "properties": shown, "next": following}
+    return {"input": args.file, "properties": shown, "next": following}
 
 
 def _create(args: argparse.Namespace) -> dict[str, Any]:
@@ -69,7 +69,6 @@ def _create(args: argparse.Namespace) -> dict[str, Any]:
     if args.new_version:
         following = ["keys", "rotate", "DATASET", "--what", "mek"]
     return {
-        "operation": args.operation,
         "input": args.file,
         "key_id": args.key_id,
         "key_version": version,
@@ -88,7 +87,7 @@ def _list(args: argparse.Namespace) -> dict[str, Any]:
         }
         for key in keys
     ]
-    return {"operation": args.operation, "input": args.file, "keys": shown}
+    return {"input": args.file, "keys": shown}
 
 
 def keystore_status(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,19 +97,13 @@ def keystore_status(args: argparse.Namespace) -> dict[str, Any]:
     for key in found["keys"]:
         for version in key["versions"]:
             version["age_days"] = round(max(0, now_ms - version["created_ms"]) / 86_400_000, 1)
-    return {"operation": args.operation, "input": args.file, **found}
+    return {"input": args.file, **found}
 
 
 def _set_state(args: argparse.Namespace) -> dict[str, Any]:
     local.set_state(_properties(args), args.key_id, args.state, version=args.version, passphrase=_passphrase(args))
     version = "all" if args.version is None else args.version
-    return {
-        "operation": args.operation,
-        "input": args.file,
-        "key_id": args.key_id,
-        "key_version": version,
-        "state": args.state,
-    }
+    return {"input": args.file, "key_id": args.key_id, "key_version": version, "state": args.state}
 
 
 def _destroy(args: argparse.Namespace) -> dict[str, Any]:
@@ -132,7 +125,7 @@ def _destroy(args: argparse.Namespace) -> dict[str, Any]:
         key_store=args.key_store,
         storage_options=args.chosen.storage_options,
     )
-    return {"operation": args.operation, "input": args.file, **done}
+    return {"input": args.file, **done}
 
 
 def _destroyed_text(result: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ UNKNOWN = "-"
 
 def _told(args: argparse.Namespace, version: Entry) -> dict[str, Any]:
     """Return how each result begins."""
-    return {"operation": args.operation, "dataset": args.file, "version": version.number, "pin": version.pin}
+    return {"dataset": args.file, "version": version.number, "pin": version.pin}
 
 
 def _files(args: argparse.Namespace) -> tuple[Entry, list[FileEntry]]:
@@ -72,7 +72,7 @@ def _diff(args: argparse.Namespace) -> dict[str, Any]:
         change._asdict() | {name: file and file._asdict() for name, file in (("old", change.old), ("new", change.new))}
         for change in dataset.changes(args.old)
     ]
-    told = {"operation": args.operation, "dataset": args.file, "version": dataset.version, "pin": dataset.pin}
+    told = {"dataset": args.file, "version": dataset.version, "pin": dataset.pin}
     return {**told, "since": args.old, "changes": changes}
 
 

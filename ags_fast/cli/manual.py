@@ -46,7 +46,7 @@ def _man(args: argparse.Namespace) -> dict[str, Any]:
     for name, page in found.items():
         with open(os.path.join(args.file, name), "w", encoding="utf-8") as file:
             file.write(page)
-    return {"operation": args.operation, "folder": args.file, "pages": sorted(found)}
+    return {"folder": args.file, "pages": sorted(found)}
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -244,7 +244,7 @@ def _result(args: argparse.Namespace, report: Report, progress: Progress, output
     del fields["op"]
     for column, row in zip(fields["columns"], report.columns, strict=True):
         column["key_metadata"] = shown(row.key_metadata)  # as inspect has it
-    head = {"operation": args.operation, "input": args.file}
+    head = {"input": args.file}
     if output is not None:
         head["output"] = output
     return {**head, **fields, "seconds": progress.seconds()}
@@ -301,7 +301,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _inspect(args: argparse.Namespace) -> dict[str, Any]:
-    return {"operation": args.operation, "input": args.file, **parquet.inspect(args.file), "authenticated": False}
+    return {"input": args.file, **parquet.inspect(args.file), "authenticated": False}
 
 
 # ---------------------------------------------------------------------------------------------------------- text

@@ -21,11 +21,13 @@ from ags_fast.cli.codes import (
     code_of,
     code_of_all,
     code_of_rows,
+    message_of,
+    named,
+    say_rows,
 )
 from ags_fast.cli.commands import GROUPS, MODULES, SILENT, TEXTS
 from ags_fast.cli.options import add_commands, set_defaults
 from ags_fast.cli.terminal import complain, escaped, interrupts, leave, lost, printable, show_warning, tell, warn
-from ags_fast.cli.wording import message_of, named, say_rows
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.profiles import NO_PROFILE, PROFILE_ENV, Profile, UnknownProfileError, config_path, profile
 
@@ -150,7 +152,11 @@ def _run(args: argparse.Namespace) -> int:
         for line in "".join(traceback.format_exception(error)).splitlines():
             print(printable(line), file=sys.stderr)
         return _report_error(args, EXIT_FAILED, f"unexpected {type(error).__name__}", error)
+    if result.keys() - {"exit_code"}:
+        result = {"operation": args.operation, **result}
     say_rows(result, args)
+    if "rows" in result and (patterns := getattr(args, "paths", None) or getattr(args, "include", None)):
+        result["matching"] = patterns
     code: int = result.get("exit_code", 0)
     quiet = args.quiet or sys.stdout is None  # as daemons have it
     silent = quiet and not (args.json or code or getattr(args, "dry_run", False)) and args.operation in SILENT
@@ -231,6 +237,16 @@ class _SafeParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.color = False  # Python 3.14 writes codes of colors to a terminal
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Take what follows an option that has one value as its value, also if that begins with "-", as ids may."""
+        flags, given = self._option_string_actions, list(sys.argv[1:] if args is None else args)
+        for i in range([*given, "--"].index("--") - 1, 0, -1):
+            option = flags.get(given[i - 1])
+            is_value = given[i][:1] == "-" and given[i] != "-" and given[i].partition("=")[0] not in flags
+            if is_value and option is not None and option.nargs is None:
+                given[i - 1 : i + 1] = [f"{given[i - 1]}={given[i]}"]
+        return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
         """End with one line: the usage of most commands has more lines than a reader wants to skip."""

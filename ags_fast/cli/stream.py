@@ -65,7 +65,6 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
             progress.update(got)
         plain_length = writer.tell()
     return {
-        "operation": args.operation,
         "input": args.file,
         "output": output,
         "plain_length": plain_length,
@@ -99,7 +98,6 @@ def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
                 progress.update(new.write(chunk[:got]))
             new.publish()
     return {
-        "operation": args.operation,
         "input": args.file,
         "output": output,
         "plain_length": reader.length,
@@ -112,7 +110,6 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     with _open(args) as reader, Progress(args, reader.length) as progress:
         reader.verify(progress.update)
     return {
-        "operation": args.operation,
         "input": args.file,
         "plain_length": reader.length,
         "block_size": reader.block_size,
@@ -133,7 +130,6 @@ def _inspect(args: argparse.Namespace) -> dict[str, Any]:
         raise IntegrityError(f"the stream was cut: the file has {present} bytes, its trusted length is {length}")
     plain_length = plaintext_length(length, block_size)
     return {
-        "operation": args.operation,
         "input": args.file,
         "format": "AGS1",
         "file_length": length,

@@ -16,7 +16,7 @@ from ags_fast.cli.kms import kms
 from ags_fast.cli.options import FORCE, NO_FSYNC, NO_PRESERVE, Command, option
 from ags_fast.cli.text import fields
 from ags_fast.dataset.dataset import Dataset
-from ags_fast.dataset.names import FORMATS
+from ags_fast.dataset.names import FORMATS, LOG
 from ags_fast.fs import NewFile
 
 if TYPE_CHECKING:
@@ -35,14 +35,28 @@ class _Place(NamedTuple):
     path: str
 
 
-def _place(text: str) -> _Place:
-    found = PLACE.fullmatch(text)
-    return _Place(*found.groups()) if found else _Place(None, text)
+def _known(text: str) -> _Place | None:
+    """Return what is there: a local file, or a dataset, in a folder or at a URL. None: neither, as far as one sees."""
+    if os.path.lexists(text):
+        return _Place(None, text)
+    if (found := PLACE.fullmatch(text)) and "://" in found[1]:
+        return _Place(*found.groups())
+    colons = (at for at, char in enumerate(text) if char == ":")
+    folder = next((text[:at] for at in colons if os.path.isdir(os.path.join(text[:at], LOG))), None)
+    return None if folder is None else _Place(folder, text[len(folder) + 1 :])
+
+
+def _places(texts: Sequence[str]) -> list[_Place]:
+    """Tell files of datasets from local ones, whose names may have colons, too."""
+    known = [_known(text) for text in texts]
+    may_be = None if any(place and place.dataset for place in known) else PLACE  # a dataset that is not there
+    new = [_Place(*found.groups()) if may_be and (found := may_be.fullmatch(t)) else _Place(None, t) for t in texts]
+    return [there or other for there, other in zip(known, new, strict=True)]
 
 
 def _cp(args: argparse.Namespace) -> dict[str, Any]:
     begun = time.monotonic()
-    sources, target = [_place(text) for text in args.sources], _place(args.target)
+    *sources, target = _places((*args.sources, args.target))
     datasets = {place.dataset for place in (*sources, target) if place.dataset is not None}
     if len(datasets) != 1 or {place.dataset is None for place in sources} != {target.dataset is not None}:
         args.usage(f"either DST or every SRC must be in a dataset, the same one: {FORM}")
@@ -52,7 +66,7 @@ def _cp(args: argparse.Namespace) -> dict[str, Any]:
     dataset = Dataset.open(args.file, kms=kms(args), version=args.version, **known(args))
     copy = _out if target.dataset is None else _in
     copied = copy(args, dataset, [place.path for place in sources], target.path)
-    told = {"operation": args.operation, "dataset": args.file, "version": dataset.version, "pin": dataset.pin}
+    told = {"dataset": args.file, "version": dataset.version, "pin": dataset.pin}
     return {**told, "seconds": round(time.monotonic() - begun, 3), "files": copied}
 
 

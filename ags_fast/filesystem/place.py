@@ -60,7 +60,7 @@ def _absolute(name: str, place: Any) -> str:
     if not isinstance(place, (str, os.PathLike)):
         raise TypeError(f"{name} is the path or URL of a folder, not {type(place).__name__!r}")
     url = os.fsdecode(place)
-    path = None if "::" in url else local_path(url)
+    path = local_path(url)
     return url if path is None else os.path.abspath(path)
 
 

@@ -74,14 +74,14 @@ class NewFile:
             self._folder, self._name, existing = within
         else:
             existing = lstat(self.path)
-            if existing is not None and stat.S_ISLNK(existing.st_mode):  # its target is what gets replaced
-                self.path = os.path.realpath(self.path)
-                existing = lstat(self.path)
+        if existing is not None and exclusive:  # also a link that leads nowhere: somebody else may have put it there
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
+        if within is None and existing is not None and stat.S_ISLNK(existing.st_mode):
+            self.path = os.path.realpath(self.path)  # its target is what gets replaced
+            existing = lstat(self.path)
         # Hadoop's checksum of the file that was there: with it Spark would refuse the new one. In a folder of files
         # that are made, one without its file is somebody's own.
         self.stale_sidecar = within is None or existing is not None
-        if existing is not None and exclusive:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         if existing is not None and not stat.S_ISREG(existing.st_mode):
             if within is not None:  # a pipe put there by an attacker would get plaintext before its tags are checked
                 if stat.S_ISDIR(existing.st_mode):

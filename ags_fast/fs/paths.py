@@ -22,13 +22,14 @@ __all__ = [
 ]
 
 CACHES = ("simplecache", "filecache", "blockcache", "cached")  # of fsspec: they have the paths of what they keep
+CHAINED = (*CACHES, "zip", "tar", "dir", "libarchive", "reference")  # what may stand before "::"
 UTF8 = sys.getfilesystemencoding() == "utf-8"
 SUFFIX = ".agstmp"  # of every temporary name: .<name>.<tag>.<16 hex digits>.agstmp
 
 
 def absolute_path(url: str) -> str | None:
     """Return the absolute path that a path or a URL means, or None if the URL is not of this machine."""
-    scheme, colon, rest = url.partition(":")
+    scheme, _, rest = url.partition(":")
     if scheme in ("file", "local") and rest.startswith("/"):
         if rest.startswith("//"):
             host, slash, rest = rest[2:].partition("/")
@@ -36,7 +37,8 @@ def absolute_path(url: str) -> str | None:
                 raise ValueError(f"{url!r} names the host {host!r}: a path has three slashes, as in file:///folder")
             rest = slash + rest
         return os.path.abspath(rest)
-    if colon and scheme[:1].isalpha() and scheme.replace("+", "").isalnum() and rest.startswith(("//", ":")):
+    chained = rest.startswith(":") and ("://" in rest or scheme in CHAINED)  # else the name of a file has two colons
+    if scheme[:1].isalpha() and scheme.replace("+", "").isalnum() and (rest.startswith("//") or chained):
         return None
     return os.path.abspath(url)
 
@@ -60,6 +62,8 @@ def folder_of(path: str) -> str | None:
 
 def split_chain(url: str) -> tuple[str, str]:
     """Split a URL behind the path in it. A chained URL of fsspec has the path in its first part that is no cache."""
+    if absolute_path(url) is not None:
+        return url, ""
     first, colons, rest = url.partition("::")
     if colons and first.removesuffix("://") in CACHES:
         path, below = split_chain(rest)
@@ -102,6 +106,4 @@ def temporary_tag(name: str) -> str | None:
     if not (name.endswith(SUFFIX) and name.startswith(".")):
         return None
     rest, _, random = name[1 : -len(SUFFIX)].rpartition(".")
-    if len(random) != 16 or not set(random) <= set("0123456789abcdef"):
-        return None
-    return rest.rpartition(".")[2]
+    return rest.rpartition(".")[2] if len(random) == 16 and set(random) <= set("0123456789abcdef") else None

@@ -50,7 +50,7 @@ def _compare(context: Context, task: Task, attempt: int) -> Outcome:
             same = work_on(entry.format).same_as_source(context, entry)
         else:
             same = hmac.compare_digest(_checksum(context, entry), entry.checksum)
-    return Outcome(*(("ok",) if same else ("skipped", "Different")), file_length=task.entry.file_length)
+    return Outcome("ok" if same else "skipped", None if same else "Different", file_length=entry.file_length)
 
 
 def _checksum(context: Context, entry: FileEntry, planned: bool = False) -> bytes:
