@@ -327,6 +327,21 @@ def test_errors_come_through(spark: SparkSession, kms: dict[str, str], tmp_path:
         ours(spark, dataset, kms).count()
 
 
+def test_a_table_of_the_catalog_says_that_it_cannot(
+    spark: SparkSession, kms: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Spark keeps neither path nor options of it: whoever reads it is told the way that works."""
+    name = f"ags_{tmp_path.name}"
+    write = spark.range(5).write.format("ags_parquet").options(**kms, wrappingKeyId="master").mode("append")
+    with pytest.raises(Exception, match=r"saveAsTable.*cannot be one: use save\(URL\)"):
+        write.saveAsTable(name)
+    request.addfinalizer(lambda: spark.sql(f"DROP TABLE IF EXISTS {name}"))
+    write.option("path", str(tmp_path / "ds")).saveAsTable(name)
+    with pytest.raises(Exception, match=r"saveAsTable.*cannot be one: use save\(URL\)"):
+        spark.table(name).collect()
+    assert ours(spark, str(tmp_path / "ds"), kms).count() == 5
+
+
 def test_workers_that_are_killed(spark: SparkSession, tmp_path: Path) -> None:
     """In the middle of a file, twice; the rows are there once each."""
     rules = Rules(tmp_path / "kms")

@@ -198,7 +198,7 @@ def _passphrase(data: bytes) -> bytes:
     try:  # Unicode has two spellings of an accented letter; keyboards of different systems make different ones
         return KeyBytes(unicodedata.normalize("NFC", data.decode()).encode())
     except UnicodeDecodeError:
-        return data
+        return KeyBytes(data)
 
 
 def _key_of_file(data: bytes, path: str) -> bytes:

@@ -32,17 +32,8 @@ ROWS_PER_FILE = 10_000_000
 PLACE = ("path", "kms", "version", "minVersion", "pin", "keyStore", "storageOptions")
 STREAM = ("startingVersion", "maxFilesPerTrigger")
 READ = ("files", "columns", "splitBytes", "missing", "pushdown", "decoder", "maxBlockBytes", "metadata", "mergeSchema")
-WRITE = (
-    "wrappingKeyId",
-    "codec",
-    "columnKeys",
-    "rowsPerFile",
-    "partitionBy",
-    "dekLength",
-    "blockSize",
-    "ifExists",
-    "keyMaterial",
-)
+WRITE = ("wrappingKeyId", "codec", "columnKeys", "rowsPerFile", "partitionBy", "dekLength", "blockSize", "ifExists")
+WRITE += ("keyMaterial",)
 SYNONYMS = {"compression": "codec", "maxrecordsperfile": "rowsperfile"}
 NAMES = ("pin", "files", "columns", "partitionBy")  # of versions, files and columns, which look like anything
 JSON = ("kms", "storageOptions", "columnKeys")
@@ -83,7 +74,10 @@ class Place:
         """Take the options that name a dataset. The errors are those of `ReadOptions.of`."""
         given = _Given(options)
         if not given.text("path"):
-            raise ValueError("name the dataset: load(URL), save(URL), or the option path")
+            raise ValueError(
+                "name the dataset: load(URL), save(URL), or the option path. A table of Spark's catalog (saveAsTable) "
+                "forgets all options, so a dataset cannot be one: use save(URL), and a temporary view"
+            )
         return cls(
             given.text("path") or "",
             given.kms(),
