@@ -339,7 +339,7 @@ def test_a_table_of_the_catalog_says_that_it_cannot(
     write.option("path", str(tmp_path / "ds")).saveAsTable(name)
     with pytest.raises(Exception, match=r"saveAsTable.*cannot be one: use save\(URL\)"):
         spark.table(name).collect()
-    assert ours(spark, str(tmp_path / "ds"), kms).count() == 5
+    assert ours(spark, tmp_path / "ds", kms).count() == 5
 
 
 def test_workers_that_are_killed(spark: SparkSession, tmp_path: Path) -> None:
