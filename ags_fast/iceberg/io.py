@@ -21,7 +21,7 @@ from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.locations import local_path
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import LIST, Node, check_length, show_metadata, show_node
-from ags_fast.iceberg.session import KMS_PREFIXES, OF_TABLE, SESSION, committing, seen_again, session_of
+from ags_fast.iceberg.session import KMS_PREFIXES, OF_TABLE, SESSION, committing, received, seen_again, session_of
 from ags_fast.iceberg.walk import find
 from ags_fast.iceberg.writing import new_key, seal_manifest, sealed_metadata
 from ags_fast.keys.metadata import StandardKeyMetadata
@@ -37,6 +37,9 @@ __all__ = ["FileIO", "LookedUpError", "looking_up"]
 PARQUET_MAGIC, AVRO_MAGIC = b"PAR1", b"Obj\x01"
 NOT_METADATA = (PARQUET_MAGIC, AVRO_MAGIC, b"PARE", b"AGS1", b"PFA1")
 METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
+# What a catalog connects with, and no file is opened with, but for `SIGNING` if a server signs requests of the storage.
+OF_CATALOG = ("auth", "credential", "dynamodb.", "glue.", "header.", "hive.", "oauth2-", "rest.", "token", "uri")
+SIGNING = ("header.", "token", "uri")
 
 looking_up = ContextVar("looking_up", default=False)  # whether this thread only asks a catalog where metadata are
 
@@ -50,6 +53,10 @@ class FileIO(PyIcebergIO):
 
     A catalog of `ags_fast.iceberg` makes it, and it then reads and writes. Named by ``py-io-impl`` alone it only reads
     encrypted tables: a catalog that does not know of encryption would lose their keys.
+
+    It pickles without a key, for tasks that read: with the properties of the KMS, settings and credentials of the
+    storage, and wrapped keys. Where it arrives, and as a copy, it reads the table's files with the same checks, asks
+    the KMS itself, and writes nothing. TypeError if the KMS client was not made from properties.
 
     Args:
         properties: The catalog's and the table's. The KMS is taken from the catalog's alone.
@@ -76,8 +83,10 @@ class FileIO(PyIcebergIO):
     def __repr__(self) -> str:
         return f"<FileIO of {'an encrypted table' if self.encrypted else 'a catalog'}>"
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a FileIO of ags_fast holds keys and is never pickled: load the table where it is used")
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = tuple(name for name in OF_CATALOG if "s3.signer" not in self._settings or name not in SIGNING)
+        settings = {name: value for name, value in self._settings.items() if not name.startswith(own)}
+        return _Sent, (settings, *self.table.sent())
 
     @property
     def table(self) -> TableState:
@@ -203,6 +212,32 @@ class FileIO(PyIcebergIO):
         key = StandardKeyMetadata(key.encryption_key, key.aad_prefix, length)
         self.table.note(Known(location, length, key, format="PARQUET", split_offsets=report.row_group_offsets))
         return length
+
+
+class _Sent(FileIO):
+    """A FileIO that was pickled: see `FileIO.__reduce__`. It reads data files, delete files and manifests."""
+
+    def __init__(self, settings: dict[str, str], *sent: Any) -> None:
+        state = received(*sent)
+        super().__init__({**settings, SESSION: state.session.token})
+        self.session, self._table = state.session, state
+
+    def open_input(self, location: str) -> Any:
+        if location.endswith(METADATA_SUFFIXES):
+            raise self._refused(f"opens no metadata, such as {location}")
+        return super().open_input(location)
+
+    def new_output(self, location: str, data: object = None) -> NoReturn:
+        raise self._refused(f"does not write {location}")
+
+    write_output = new_output
+
+    def delete(self, location: str | InputFile | OutputFile) -> NoReturn:
+        raise self._refused(f"does not delete {location if isinstance(location, str) else location.location}")
+
+    def _refused(self, what: str) -> PolicyError:
+        do = "load the table from a catalog of ags_fast.iceberg in the process that writes it"
+        return PolicyError(f"a FileIO that was pickled or copied only reads, and {what}: {do}")
 
 
 def _put(inner: PyIcebergIO, location: str, data: bytes | bytearray | memoryview) -> int:
