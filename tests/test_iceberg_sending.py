@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
+import pyarrow as pa
+import pyiceberg
 from iceberg_damage import plaintext_data, plaintext_manifest, relisted
 from iceberg_tables import KEY_ID, MASTER, MIXED, SCHEMA, forms_of_key, ids, new_table, rows, sql_catalog, table_keys
 from pyiceberg.catalog.sql import SqlCatalog as VanillaCatalog
@@ -24,7 +26,8 @@ from pyiceberg.io.pyarrow import ArrowScan
 from support import flip, python_env
 
 from ags_fast.errors import AgsError, IntegrityError, KeyAccessError, PolicyError
-from ags_fast.iceberg import FileIO, clear_cache, delete, files, open_table, rotate, session
+from ags_fast.iceberg import FileIO, clear_cache, delete, files, open_table, rotate, session, verify
+from ags_fast.iceberg.commit import table_io
 from ags_fast.keys import KmsClient
 from ags_fast.keys.kms import count_calls
 
@@ -377,3 +380,53 @@ def test_a_table_under_another_master_key(tmp_path: Path, catalog: Any, elsewher
     io.session.remember({**raw, "properties": {KEY_ID: MASTER}}, "file:///m.json")
     with pytest.raises(IntegrityError, match="its master key is 'other'"):
         io.session.remember({**raw, "properties": {KEY_ID: "other"}}, "file:///m.json")
+
+
+# ----------------------------------------------------------------------------------------------------------- polars
+
+
+def test_polars_reads_by_itself(catalog: Any) -> None:
+    """Its own reader would find ciphertext; the error tells what works, and that works."""
+    pl = pytest.importorskip("polars")
+    table = new_table(catalog)
+    table.append(rows(0, 50))
+    told = r"pl\.scan_iceberg\(table, reader_override=\"pyiceberg\"\)"
+    for expected in ([*range(50)], [*range(40)]):
+        for scan in (pl.scan_iceberg(table), pl.scan_iceberg(table).filter(pl.col("id") > 3).select("id")):
+            with pytest.raises(PolicyError, match=told) as caught:
+                scan.collect()
+        for way in ("table.scan", "to_polars()"):
+            assert way in str(caught.value)
+        lazy = pl.scan_iceberg(table, reader_override="pyiceberg")
+        assert sorted(lazy.collect()["id"].to_list()) == expected
+        assert sorted(lazy.filter(pl.col("id") >= 30).select("id").collect()["id"].to_list()) == expected[30:]
+        assert lazy.select(pl.len()).collect().item() == len(expected)
+        assert sorted(table.scan().to_polars()["id"].to_list()) == expected
+        delete(table, "id >= 40")
+
+
+@pytest.mark.skipif(pyiceberg.__version__.startswith("0.11"), reason="has no scan of appended rows")
+def test_polars_and_appended_rows(catalog: Any) -> None:
+    pl = pytest.importorskip("polars")
+    table = new_table(catalog)
+    table.append(rows(0, 3))
+    first = table.current_snapshot().snapshot_id
+    table.append(rows(3, 6))
+    with pytest.raises(PolicyError, match="reader_override"):
+        pl.scan_iceberg(table, from_snapshot_id_exclusive=first).collect()
+    lazy = pl.scan_iceberg(table, from_snapshot_id_exclusive=first, reader_override="pyiceberg")
+    assert sorted(lazy.collect()["id"].to_list()) == [3, 4, 5]
+    scan = table.incremental_append_scan(from_snapshot_id_exclusive=first)
+    assert sorted(scan.to_arrow()["id"].to_pylist()) == [3, 4, 5]
+
+
+def test_a_copy_of_a_table_is_the_table(catalog: Any) -> None:
+    table = new_table(catalog)
+    table.append(rows(0, 3))
+    same = copy.copy(table)
+    assert type(same) is type(table)
+    same.append(rows(3, 6))
+    assert (ids(same), ids(table)) == ([*range(6)], [*range(3)])
+    assert isinstance(table_io(same), FileIO)
+    verify(table.refresh()).raise_for_failures()
+    assert pa.concat_tables([table.scan().to_arrow()]).num_rows == 6
