@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 OURS: dict[type, str] = {
     Catalog: "create_table create_table_transaction load_table register_table rename_table commit_table purge_table",
     RestCatalog: "plan_scan drop_table",
-    Table: "scan delete to_daft to_bodo to_polars __datafusion_table_provider__",
+    Table: "scan incremental_append_scan delete to_daft to_bodo to_polars __datafusion_table_provider__",
 }
 # These work through the FileIO, through `commit_table`, or on metadata alone.
 THROUGH: dict[type, str] = {
@@ -51,7 +51,7 @@ THROUGH: dict[type, str] = {
         identifier_to_database_and_table close name properties""",
     RestCatalog: "load_credentials uri auth_url url",
     SqlCatalog: "create_tables destroy_tables",
-    Table: """transaction inspect maintenance refresh name incremental_append_scan format_version schema schemas spec
+    Table: """transaction inspect maintenance refresh name format_version schema schemas spec
         specs sort_order sort_orders last_partition_id properties location location_provider last_sequence_number
         current_snapshot snapshots snapshot_by_id snapshot_by_name snapshot_as_of_timestamp history manage_snapshots
         update_statistics update_schema update_sort_order name_mapping upsert append dynamic_partition_overwrite

@@ -62,7 +62,7 @@ def same_levels():
 @pytest.mark.parametrize("page", list(pages_to_run()))
 def test_page(page, tmp_path, monkeypatch):
     """Pasted from the top into an empty folder, and what is printed is what the page shows."""
-    for module in ("fsspec", "pyarrow", "pandas", "polars", "duckdb", "fastavro", "pyiceberg"):
+    for module in ("dask", "fsspec", "pyarrow", "pandas", "polars", "duckdb", "fastavro", "pyiceberg"):
         if re.search(rf"^(import|from) ({module})\b", page.read_text(), re.MULTILINE):
             pytest.importorskip(module)
     if "ags_fast import iceberg" in page.read_text():

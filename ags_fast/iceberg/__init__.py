@@ -24,27 +24,9 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
     from ags_fast.iceberg.verification import verify
 
-__all__ = [
-    "Deleted",
-    "DynamoDbCatalog",
-    "FileIO",
-    "GlueCatalog",
-    "HiveCatalog",
-    "RestCatalog",
-    "SqlCatalog",
-    "TableFile",
-    "clear_cache",
-    "delete",
-    "encrypt",
-    "expire",
-    "files",
-    "inspecting",
-    "load_catalog",
-    "open_table",
-    "rekey",
-    "rotate",
-    "verify",
-]
+__all__ = ["Deleted", "DynamoDbCatalog", "FileIO", "GlueCatalog", "HiveCatalog", "RestCatalog", "SqlCatalog"]
+__all__ += ["TableFile", "clear_cache", "delete", "encrypt", "expire", "files", "inspecting", "load_catalog"]
+__all__ += ["open_table", "rekey", "rotate", "verify"]
 
 _HOMES = {
     "catalogs.dynamodb": ("DynamoDbCatalog",),

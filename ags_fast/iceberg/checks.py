@@ -12,7 +12,7 @@ from ags_fast import parquet
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.locations import is_encrypted, local_path
-from ags_fast.iceberg.manifests import DATA, DELETED, Known
+from ags_fast.iceberg.manifests import DATA, DELETED, STATUSES, Known
 from ags_fast.iceberg.puffin import decode_vector
 from ags_fast.iceberg.reading import LIST, LOST, MANIFEST, check_length
 from ags_fast.stream import AgsReader
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Item", "check_file", "check_node", "items_of"]
 
-STATUSES = (("added", 1), ("existing", 0), ("deleted", 2))  # in the order of a list's counts
 PLAIN = {
     LIST: "the snapshot has no key-id: its manifest list is in plaintext",
     MANIFEST: "the manifest is in plaintext, and shows the keys of its files to whoever can read it. Iceberg Java "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import CommitFailedException
 
@@ -95,8 +95,4 @@ def edit(table: Table, change: Callable[[Raw], Raw]) -> Raw:
 
 def _once(base: Raw, made: Raw, change: Callable[[Raw], Raw]) -> Callable[[Raw], Raw]:
     """Return an edit that uses what was made, if the base is the same."""
-
-    def apply(newest: Raw) -> dict[str, Any]:
-        return made if newest == base else change(newest)
-
-    return apply
+    return lambda newest: made if newest == base else change(newest)

@@ -287,7 +287,6 @@ def field_of(schema: Schema, field_id: int) -> dict[str, Any] | None:
 
 
 def _plain(schema: Any) -> Any:
-    """Return the schema without logical types."""
     if isinstance(schema, list):
         return [_plain(one) for one in schema]
     if isinstance(schema, dict):

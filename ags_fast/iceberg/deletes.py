@@ -183,12 +183,8 @@ class _Delete:
         records += made.vector_manifests(live)
         summary = writer.begin(made.counts, "delete")["summary"]
         made.snapshot["summary"] = told(summary, self.properties)
-        self.done = Deleted(
-            sum(map(len, vectors.values())) + made.counts["deleted-records"] - sum(map(len, before.values())),
-            len(vectors),
-            len(gone),
-            made.snapshot["snapshot-id"],
-        )
+        rows = sum(map(len, vectors.values())) + made.counts["deleted-records"] - sum(map(len, before.values()))
+        self.done = Deleted(rows, len(vectors), len(gone), made.snapshot["snapshot-id"])
         return writer.commit(made.snapshot, head.listed, records)
 
     def _check_others(self, raw: Raw, head: Head | None, files: list[Known], before: _Rows) -> None:

@@ -184,9 +184,8 @@ def _removed(
         gone.append(manifest)
         for one in node.named:  # deleted ones, too: an expiry that died may have left them
             if sealed or place(one.path) not in files:
-                files[place(one.path)] = Gone(
-                    one.path, "data" if one.content == DATA else "deletes", one.length, sealed
-                )
+                kind = "data" if one.content == DATA else "deletes"
+                files[place(one.path)] = Gone(one.path, kind, one.length, sealed)
     return [*gone, *lists.values()]
 
 

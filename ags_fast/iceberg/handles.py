@@ -6,11 +6,13 @@ ciphertext. Tables in plaintext keep these methods.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from pyiceberg.table import ALWAYS_TRUE, StagedTable, StaticTable, Table, TableProperties, Transaction
+import pyiceberg.table
+from pyiceberg.table import ALWAYS_TRUE, DataScan, StagedTable, StaticTable, Table, TableProperties, Transaction
 
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy
@@ -23,35 +25,66 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.expressions import BooleanExpression
-    from pyiceberg.table import DataScan
     from pyiceberg.table.update.snapshot import UpdateSnapshot
 
 __all__ = ["CatalogTable", "FileTable", "NewTable", "handle"]
 
 COPY_ON_WRITE = "copy-on-write"
+LAZILY = 'pl.scan_iceberg(table, reader_override="pyiceberg") reads it lazily. '
 
 
-def _foreign(method: str, library: str) -> Any:
+def _no_keys(what: str, library: str, lazily: str = "") -> PolicyError:
+    return PolicyError(
+        f"{what} of an encrypted table: {library} would open the files by itself, without their keys. {lazily}Use "
+        "table.scan(...), and then its to_arrow(), to_arrow_batch_reader(), to_pandas(), to_polars() or "
+        "to_duckdb(); or open the files of ags_fast.iceberg.files(table) by ags_fast.parquet.open_plain"
+    )
+
+
+def _foreign(method: str, library: str, lazily: str = "") -> Any:
     """Return a method of PyIceberg's that hands files to another library, as one that refuses encrypted tables."""
 
     def call(self: Table, *args: Any) -> Any:
         if policy.KEY_ID in self.metadata.properties:
-            raise PolicyError(
-                f"{method}() of an encrypted table: {library} would open the files by itself, without their keys. Use "
-                "table.scan(...), and then its to_arrow(), to_arrow_batch_reader(), to_pandas(), to_polars() or "
-                "to_duckdb(); or open the files of ags_fast.iceberg.files(table) by ags_fast.parquet.open_plain"
-            )
+            raise _no_keys(f"{method}()", library, lazily)
         return getattr(Table, method)(self, *args)
 
     call.__name__, call.__doc__ = method, "Refuse an encrypted table. See PyIceberg's method."
     return call
 
 
+def _as(kind: type, one: Any) -> Any:
+    """Return an object as one of another class, with the same attributes."""
+    made: Any = object.__new__(kind)
+    vars(made).update(vars(one))
+    return made
+
+
+def _plan_files(self: Any) -> Any:
+    """Return the tasks of a scan. PolicyError for Polars' own reader, of which nothing else tells before it reads."""
+    if sys._getframe(1).f_globals.get("__name__", "").startswith("polars."):  # noqa: SLF001 (the caller's module)
+        raise _no_keys("pl.scan_iceberg()", "Polars", LAZILY)
+    return super(type(self), self).plan_files()
+
+
+class _Scan(DataScan):
+    plan_files = _plan_files
+
+
+class _AppendScan(getattr(pyiceberg.table, "IncrementalAppendScan", DataScan)):  # type: ignore[misc]  # since 0.12
+    plan_files = _plan_files
+
+
 class _Handle(Table):
     """What both kinds of tables share."""
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a table of ags_fast.iceberg holds keys and is never pickled: load it where it is used")
+        raise TypeError(
+            "a table of ags_fast.iceberg is never pickled: load it where it is used, or send its io and metadata"
+        )
+
+    def __copy__(self) -> Self:
+        return _as(type(self), self)  # type: ignore[no-any-return]
 
     @property
     def properties(self) -> dict[str, str]:
@@ -68,11 +101,17 @@ class _Handle(Table):
         scan = super().scan(*args, **named)
         if policy.KEY_ID in self.metadata.properties:
             scan.catalog = None  # PyIceberg then reads the manifests itself
+            scan = _as(_Scan, scan)
         return scan
+
+    def incremental_append_scan(self, **named: Any) -> Any:
+        """Plan a scan of rows that were appended. See PyIceberg's method."""
+        scan = super().incremental_append_scan(**named)
+        return _as(_AppendScan, scan) if policy.KEY_ID in self.metadata.properties else scan
 
     to_bodo = _foreign("to_bodo", "Bodo")
     to_daft = _foreign("to_daft", "Daft")
-    to_polars = _foreign("to_polars", "Polars")
+    to_polars = _foreign("to_polars", "Polars", LAZILY)
     __datafusion_table_provider__ = _foreign("__datafusion_table_provider__", "DataFusion")
 
 

@@ -22,41 +22,14 @@ Raw = dict[str, Any]
 METADATA_HASH = "metadata_hash"  # the parameter of a table in a Hive metastore
 
 TABLE = (
-    "format-version",
-    "table-uuid",
-    "location",
-    "last-sequence-number",
-    "last-updated-ms",
-    "last-column-id",
-    "current-schema-id",
-    "schemas",
-    "default-spec-id",
-    "partition-specs",
-    "last-partition-id",
-    "default-sort-order-id",
-    "sort-orders",
-    "properties",
-    "current-snapshot-id",
-    "next-row-id",
-    "encryption-keys",
-    "refs",
-    "snapshots",
-    "statistics",
-    "partition-statistics",
-    "snapshot-log",
-    "metadata-log",
+    *("format-version", "table-uuid", "location", "last-sequence-number", "last-updated-ms", "last-column-id"),
+    *("current-schema-id", "schemas", "default-spec-id", "partition-specs", "last-partition-id"),
+    *("default-sort-order-id", "sort-orders", "properties", "current-snapshot-id", "next-row-id"),
+    *("encryption-keys", "refs", "snapshots", "statistics", "partition-statistics", "snapshot-log", "metadata-log"),
 )
 SNAPSHOT = (
-    "sequence-number",
-    "snapshot-id",
-    "parent-snapshot-id",
-    "timestamp-ms",
-    "summary",
-    "manifest-list",
-    "schema-id",
-    "first-row-id",
-    "added-rows",
-    "key-id",
+    *("sequence-number", "snapshot-id", "parent-snapshot-id", "timestamp-ms", "summary", "manifest-list"),
+    *("schema-id", "first-row-id", "added-rows", "key-id"),
 )
 SCHEMA = ("type", "schema-id", "identifier-field-ids", "fields")
 COLUMN = ("id", "name", "required", "type", "doc", "initial-default", "write-default")

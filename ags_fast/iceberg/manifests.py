@@ -17,10 +17,12 @@ from ags_fast.keys.metadata import StandardKeyMetadata
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["DATA", "DELETED", "DELETES", "Known", "data_files", "facade", "is_list", "manifests", "sealed_entry"]
+__all__ = ["DATA", "DELETED", "DELETES", "STATUSES", "Known"]
+__all__ += ["data_files", "facade", "is_list", "manifests", "sealed_entry"]
 
 DATA, DELETES = 0, 1  # content of a manifest
 DELETED = 2  # status of an entry
+STATUSES = (("added", 1), ("existing", 0), ("deleted", DELETED))  # in the order of a list's counts
 KEY_METADATA, LIST_KEY_METADATA = 131, 519
 BLANK = 100_000  # added to the id of the field with key metadata, so that a reader of the facade skips the field
 

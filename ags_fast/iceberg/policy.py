@@ -15,23 +15,9 @@ if TYPE_CHECKING:
 
     from ags_fast.keys.kms import KmsClient
 
-__all__ = [
-    "KEY_ID",
-    "KEY_LENGTH",
-    "PLAINTEXT_FILES",
-    "PLAINTEXT_SNAPSHOTS",
-    "PLAINTEXT_TABLES",
-    "Plaintext",
-    "check_change",
-    "check_given",
-    "check_key_id",
-    "check_master",
-    "check_raw",
-    "check_settings",
-    "from_before",
-    "is_encrypted",
-    "plaintext_setting",
-]
+__all__ = ["KEY_ID", "KEY_LENGTH", "PLAINTEXT_FILES", "PLAINTEXT_SNAPSHOTS", "PLAINTEXT_TABLES", "Plaintext"]
+__all__ += ["check_change", "check_given", "check_key_id", "check_master", "check_raw", "check_settings"]
+__all__ += ["from_before", "is_encrypted", "plaintext_setting"]
 
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 # A setting of the client, never of a table: nothing authenticates metadata, so metadata cannot permit plaintext.
@@ -44,15 +30,8 @@ FORMATS = ("write.format.default", "write.delete.format.default")
 
 # Settings of a client, beside those that a server may send.
 CLIENTS = (
-    "ags_fast.",
-    "azure.",
-    "kms-",
-    "kms.",
-    "vault.",
-    "encryption.kms-",
-    "encryption.allowed-key-ids",
-    PLAINTEXT_FILES,
-    PLAINTEXT_TABLES,
+    *("ags_fast.", "azure.", "kms-", "kms.", "vault.", "encryption.kms-"),
+    *("encryption.allowed-key-ids", PLAINTEXT_FILES, PLAINTEXT_TABLES),
 )
 NEW_TYPES = ("timestamp_ns", "timestamptz_ns", "unknown", "variant", "geometry", "geography")
 

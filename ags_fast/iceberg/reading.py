@@ -21,22 +21,8 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.session import Session, TableState
 
-__all__ = [
-    "LIST",
-    "LOST",
-    "MANIFEST",
-    "Node",
-    "check_length",
-    "error_of",
-    "learn",
-    "load_metadata",
-    "open_node",
-    "read_node",
-    "refuse",
-    "show_list",
-    "show_manifest",
-    "show_metadata",
-]
+__all__ = ["LIST", "LOST", "MANIFEST", "Node", "check_length", "error_of", "learn", "load_metadata", "open_node"]
+__all__ += ["read_node", "refuse", "show_metadata", "show_node"]
 
 LIST, MANIFEST = "manifest-list", "manifest"
 LOST = "it is encrypted, but its entry has no key: the writer lost the key, and nothing can open the file. "
@@ -197,17 +183,8 @@ def refuse(node: Node) -> NoReturn:
     raise error_of(node, node.error)
 
 
-def show_list(state: TableState, path: str, inner: InnerIO) -> bytes:
-    """Return the facade of a manifest list."""
-    return _show(state, Node(Known(path, 0, state.list_key(path)), kind=LIST), inner)
-
-
-def show_manifest(state: TableState, known: Known, inner: InnerIO) -> bytes:
-    """Return the facade of a manifest."""
-    return _show(state, Node(known), inner)
-
-
-def _show(state: TableState, node: Node, inner: InnerIO) -> bytes:
+def show_node(state: TableState, node: Node, inner: InnerIO) -> bytes:
+    """Return the facade of a manifest list or manifest."""
     try:
         container = read_node(state.session, node, inner)
     except AgsError as error:

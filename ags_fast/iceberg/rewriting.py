@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError
 from ags_fast.iceberg.container import Container, field_of, record_fields, write_container
-from ags_fast.iceberg.manifests import DATA, DELETED, DELETES, NEW_FILE_FIELDS, NEW_LIST_FIELDS, add_fields
+from ags_fast.iceberg.manifests import DATA, DELETED, DELETES, NEW_FILE_FIELDS, NEW_LIST_FIELDS, STATUSES, add_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -105,12 +105,8 @@ def list_record(written: Known, kept: Iterable[Record], *, like: Mapping[str, An
         "sequence_number": snapshot["sequence-number"],
         "min_sequence_number": least,
         "added_snapshot_id": snapshot["snapshot-id"],
-        "added_files_count": files[ADDED],
-        "existing_files_count": files[EXISTING],
-        "deleted_files_count": files[DELETED],
-        "added_rows_count": rows[ADDED],
-        "existing_rows_count": rows[EXISTING],
-        "deleted_rows_count": rows[DELETED],
+        **{f"{name}_files_count": files[status] for name, status in STATUSES},
+        **{f"{name}_rows_count": rows[status] for name, status in STATUSES},
         "partitions": like.get("partitions") if written.content == (like.get("content") or DATA) else None,
         "key_metadata": written.key_metadata.encode(),
         "first_row_id": None,

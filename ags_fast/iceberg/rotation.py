@@ -143,7 +143,6 @@ def rewrapped_keks(
 
 
 def _keys(raw: Mapping[str, Any]) -> tuple[list[EncryptedKey], str]:
-    """Return the keys of a table, and its master key."""
     if not policy.is_encrypted(raw):
         raise PolicyError("the table is in plaintext and has no keys: use ags_fast.iceberg.encrypt")
     keys, named = read_encryption_keys(raw.get(KEYS) or ()), named_keys(raw)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     _Kms = KmsClient | Mapping[str, str] | None
 
 __all__ = ["IO_IMPL", "KMS_PREFIXES", "OF_TABLE", "SESSION", "Base", "Session", "clear_cache", "client_session"]
-__all__ += ["committing", "forget_encrypted", "kms_of", "seen_again", "session_of", "signs"]
+__all__ += ["committing", "forget_encrypted", "kms_of", "received", "seen_again", "session_of", "signs"]
 
 IO_IMPL = "ags_fast.iceberg.FileIO"
 SESSION = "ags_fast.session"  # the property that names a session, of this process
@@ -51,10 +51,10 @@ NOT_OF_KMS = {*CATALOG, *TABLE, "client.access-key-id", "client.secret-access-ke
 KNOWN_PATHS = 1_000_000  # that a session remembers, about 500 bytes each; older ones are looked up again
 KNOWN_METADATA = 16  # metadata files that a session remembers
 KNOWN_TABLES = 1000  # that a session remembers, beside those of which a handle is there
-READERS = 16  # sessions of FileIO objects that no catalog made
+READERS = 16  # sessions of FileIO objects that no catalog of this process made
 
 _sessions: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
-_readers: dict[tuple[policy.Plaintext, frozenset[tuple[str, str]]], Session] = {}
+_readers: dict[Any, Session] = {}
 _encrypted: dict[str, None] = {}  # the signs of tables that this process has seen encrypted, the earliest first
 # What this process made, whichever catalog object did: KEKs as they are wrapped, by id, and master keys of tables.
 _keks: dict[str, bytes] = {}
@@ -109,6 +109,20 @@ def session_of(properties: Mapping[str, str]) -> Session:
     session = _readers.get(name) or Session(kms, writes=False, plaintext=plaintext, marks=True)
     keep(_readers, name, session, READERS)
     return session
+
+
+def received(token: str, settings: dict[str, Any], name: tuple[str, str], *known: Any) -> TableState:
+    """Return what is known of a table, of what `TableState.sent` returned in another process.
+
+    What one session sends is of one session here, too, so that each manifest is read once.
+    """
+    session = _sessions.get(token)
+    if session is None:
+        session = _sessions[token] = Session(writes=False, **settings)
+        keep(_readers, token, session, READERS)
+    state = session.table(*name)
+    state.receive(*known)
+    return state
 
 
 def client_session(kms: _Kms, properties: dict[str, Any], *, writes: bool = True) -> Session:
@@ -191,6 +205,10 @@ class Session:
     def __reduce__(self) -> str:
         raise TypeError("a catalog's session holds keys and is never pickled: load the catalog where it is used")
 
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of a session that reads as this one does. A client pickles as its properties."""
+        return {"kms": None if self._kms is None else self.kms, "io_impl": self.io_impl, "plaintext": self.plaintext}
+
     @property
     def kms(self) -> KmsClient:
         """The client. KeyAccessError if the catalog was loaded without one."""
@@ -237,6 +255,8 @@ class Session:
         """Forget the keys of files, and metadata."""
         self._metadata.clear()
         self.files.clear()
+        for state in list(self._tables.values()):
+            state.seen = {}
 
     # ------------------------------------------------------------------------------------------------------ tables
 
@@ -351,6 +371,20 @@ class TableState:
         self._entries: dict[str, Any] = {}  # of encryption-keys, by id
         self._first: Any = None  # the encryption-keys as the table was first loaded or written
         self._pending: dict[str, bytes] = {}
+        self.seen: dict[str, object] = {}  # what lists said of the manifests that `find` has read
+
+    def sent(self) -> tuple[Any, ...]:
+        """Return what another process must know to read the table as this one does. It has no key, and no client."""
+        settings, known = self.session.settings(), (dict(self._lists), dict(self._entries))
+        return self.session.token, settings, self._name, *known, set(self.session.masters.get(self._name, ()))
+
+    def receive(self, lists: dict[str, str | None], entries: dict[str, Any], masters: set[str]) -> None:
+        """Take key-ids of lists, encryption-keys and master keys, as `sent` returned them in another process."""
+        self._lists.update(lists)
+        self._entries.update(entries)
+        if masters:
+            self.session.masters.setdefault(self._name, set()).update(masters)
+            _encrypted.update(dict.fromkeys(signs(*self._name, "")))
 
     def remember(self, raw: Raw, location: str, *, own: bool = False) -> None:
         """Keep what metadata say of keys. IntegrityError for another master key, unless it is this process's `own`."""

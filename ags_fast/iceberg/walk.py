@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ags_fast.errors import FormatError
+from ags_fast.errors import FormatError, KeyAccessError
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import LIST, Node, learn, read_node, refuse
 from ags_fast.iceberg.session import ListKeys
@@ -131,21 +131,30 @@ def ahead(pool: ThreadPoolExecutor | None, work: Callable[[T], R], given: Iterab
 def find(state: TableState, path: str, inner: InnerIO) -> Known | None:
     """Return what is known of a path, or else what known lists and their manifests say of it. Reads them if needed.
 
-    The newest list comes first. What is not there belongs to an expired snapshot, or to another table.
+    The newest list comes first. What is not there belongs to an expired snapshot, or to another table. KeyAccessError
+    if it may be in one that nothing has the key of.
     """
     known = state.known(path)
     if known is not None:
         return known
+    closed: list[Node] = []
 
     def failed(node: Node) -> None:
         plain = node.known.key_metadata is None and state.session.plaintext.files != "allow"
-        if not plain and not isinstance(node.error, FileNotFoundError):
+        if isinstance(node.error, KeyAccessError):
+            closed.append(node)
+        elif not plain and not isinstance(node.error, FileNotFoundError):
             refuse(node)
 
-    tree = Tree(state.session, lambda _: inner, lambda one: state.list_key(one["manifest-list"]), failed=failed)
-    for node in tree.walk({"manifest-list": one} for one in state.lists()):
-        learn(state, node)
-        for one in node.named:
-            if one.path == path:
-                return one
-    return None
+    def list_key(snapshot: Raw) -> StandardKeyMetadata | None:
+        return state.list_key(snapshot["manifest-list"])
+
+    # A walk passes over the manifests of earlier ones. If these were forgotten since, the second walk reads them again.
+    for seen in (dict(state.seen), {}) if state.seen else ({},):
+        tree = Tree(state.session, lambda _: inner, list_key, failed=failed, seen=seen)
+        for node in tree.walk({"manifest-list": one} for one in state.lists()):
+            learn(state, node)
+            if (known := next((one for one in node.named if one.path == path), None)) is not None:
+                state.seen = seen
+                return known
+    return refuse(closed[0]) if closed else None

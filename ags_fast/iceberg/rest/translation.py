@@ -236,8 +236,7 @@ class Translator(BaseAdapter):
 
 def _body(request: PreparedRequest) -> Raw:
     sent: Any = request.body or b"{}"
-    body: Raw = json.loads(sent)
-    return body
+    return json.loads(sent)  # type: ignore[no-any-return]
 
 
 def _with_body(request: PreparedRequest, body: Raw) -> PreparedRequest:
@@ -248,7 +247,6 @@ def _with_body(request: PreparedRequest, body: Raw) -> PreparedRequest:
 
 
 def _answer(answer: Response, body: Raw, status: int | None = None) -> Response:
-    """Return a response with another body."""
     made = Response()
     made.status_code = answer.status_code if status is None else status
     made.headers, made.url, made.reason = answer.headers.copy(), answer.url, answer.reason
@@ -270,10 +268,9 @@ def _json(answer: Response) -> Raw | None:
     if not answer.ok or not (text := answer.text.lstrip()).startswith("{"):  # as PyIceberg decodes it
         return None
     try:
-        body: Raw = json.loads(text)
+        return json.loads(text)  # type: ignore[no-any-return]
     except (ValueError, RecursionError):
         raise FormatError("the answer of the server is not JSON, or nested too deeply") from None
-    return body
 
 
 def _with_removals(sent: Iterable[Raw]) -> list[Raw]:
@@ -327,9 +324,8 @@ def _requirements(body: Raw, base: Raw | None) -> list[Raw]:
         name = one.get("ref-name")
         if one["action"] == "set-snapshot-ref" and name not in asserted:
             asserted.add(name)
-            made.append(
-                {"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": refs.get(name, {}).get("snapshot-id")}
-            )
+            at = refs.get(name, {}).get("snapshot-id")
+            made.append({"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": at})
     return made
 
 

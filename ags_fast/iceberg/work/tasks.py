@@ -230,9 +230,8 @@ def _parquet(move: _Move, source: Any) -> int:
             report = parquet.encrypt_file(source, target, new, aad_prefix=move.new.aad_prefix, **options)
         else:
             options |= {"aad_prefix": move.old.aad_prefix, "new_aad_prefix": move.new.aad_prefix}
-            report = parquet.reencrypt_file(
-                source, target, parquet.Keys(footer=move.old.encryption_key), new, **options
-            )
+            old = parquet.Keys(footer=move.old.encryption_key)
+            report = parquet.reencrypt_file(source, target, old, new, **options)
     return report.file_length
 
 

@@ -61,7 +61,6 @@ class VectorFile:
         return made
 
     def _fields(self, path: str, partition: Any) -> dict[str, Any]:
-        """Return what the entry of a vector says."""
         assert self._file.key_metadata is not None
         return {
             "content": POSITION_DELETES,
