@@ -55,9 +55,11 @@ def kms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return make_kms(tmp_path_factory.mktemp("kms"))
 
 
-def check(source: Store, kms: Any, tmp_path: Path, fine: Mapping[str, bytes], odd: set[str], marks: set[str]) -> None:
+def check(
+    source: Store, kms: Any, tmp_path: Path, fine: Mapping[str, bytes], odd: set[str], marks: set[str], **engine: Any
+) -> None:
     """A job's rows account for all names, later jobs go on, and the dataset has what it could take."""
-    options = {"storage_options": source.storage_options}
+    options = {"storage_options": source.storage_options, **engine}
     dataset = tmp_path / "dataset"
     made = encrypt(source.url, dataset, kms, fsync=False, **options)
     rows = {(row.status, source.path_in(row.src), row.error_class) for row in made.rows}
@@ -68,8 +70,8 @@ def check(source: Store, kms: Any, tmp_path: Path, fine: Mapping[str, bytes], od
     }
     assert decrypted(dataset, kms) == dict(fine)
     for done in (
-        verify_files(dataset, kms=kms, **QUIET),
-        rekey_files(dataset, kms=kms, **QUIET),
+        verify_files(dataset, kms=kms, **{**QUIET, **engine}),
+        rekey_files(dataset, kms=kms, **{**QUIET, **engine}),
         sweep(dataset, kms=kms),
     ):
         done.raise_for_failures()
@@ -176,6 +178,45 @@ def test_here(kms: dict[str, str], tmp_path: Path) -> None:
             file.write(name)
     fine = {os.fsdecode(name): name for name in names}
     check(Store(tmp_path / "src"), kms, tmp_path, fine, set(), set())
+
+
+@pytest.mark.more
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("locale", ["UTF-8", "ASCII"])
+def test_spark(
+    kms: dict[str, str], tmp_path: Path, moto_s3: S3Server, local_spark: Any, locale: str, request: Any
+) -> None:
+    """Executors have a locale of their own: names are the same in each."""
+    from ags_fast.spark import SparkEngine
+
+    session = local_spark.session()
+    if locale == "ASCII":
+        environment = session.sparkContext.environment
+        before = dict(environment)
+        request.addfinalizer(lambda: (environment.clear(), environment.update(before)))
+        environment.update(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+        found = session.range(1).rdd.map(lambda _: __import__("sys").getfilesystemencoding()).collect()
+        assert found == ["ascii"]
+    engine = SparkEngine(session)
+    bucket, client = f"names-{os.urandom(8).hex()}", moto_s3.client()
+    client.create_bucket(Bucket=bucket)
+    fine = {path: data for path, data in FINE.items() if "\n" not in path}  # moto's listings cannot
+    for path, data in {**fine, **ODD, **dict.fromkeys(MARKS, b"")}.items():
+        client.put_object(Bucket=bucket, Key=f"a b/{path}", Body=data)
+    store = Store(f"s3://{bucket}/a b", moto_s3.options())
+    here = tmp_path / "bucket"
+    long = {path for path in fine if any(len(os.fsencode(part)) > 200 for part in path.split("/"))}
+    check(store, kms, here, fine, set(ODD), set(MARKS), engine=engine)
+    back = decrypt_files(_made(store, kms, tmp_path), tmp_path / "out", kms=kms, progress=False, engine=engine)
+    failed = {row.dst.removeprefix(f"{tmp_path}/out/") for row in back.failed if row.dst}
+    assert failed <= long
+    assert read_tree(tmp_path / "out") == {path: data for path, data in fine.items() if path not in failed}
+
+
+def _made(store: Store, kms: Any, tmp_path: Path) -> Path:
+    encrypt(store.url, tmp_path / "made", kms, storage_options=store.storage_options)
+    return tmp_path / "made"
 
 
 def test_names_that_the_target_cannot_have(kms: dict[str, str], tmp_path: Path, moto_s3: S3Server) -> None:
