@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import hashlib
 import json
@@ -44,6 +45,8 @@ class DeadlyKms(local.LocalKms):
             file = _path_of_caller()
         before = _note(folder / "calls", f"{os.getpid()} {file}")
         _note(folder / "threads", str(_threads_of_caller()))
+        if rules["weak"]:
+            _be_weak()
         if str(file) in rules["shout"]:
             raise RuntimeError(f"{key!r} {key.hex()} {base64.b64encode(key).decode()}")
         if file in rules["kill"] and sum(line.endswith(f" {file}") for line in before) < rules["kill"][file]:
@@ -55,6 +58,17 @@ class DeadlyKms(local.LocalKms):
             _note(folder / "slowed", f"{os.getpid()} {file}")
             time.sleep(SECONDS)
         return key
+
+
+def _be_weak() -> None:
+    """The next time that this process sets a time, its file system cannot."""
+    own = os.utime
+
+    def utime(*args: Any, **options: Any) -> None:
+        os.utime = own
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    os.utime = utime
 
 
 def _caller() -> dict[str, Any]:
@@ -123,15 +137,16 @@ class Rules:
         slow_partition: int | None = None,
         spared: tuple[int, ...] = (),
         shout: tuple[str, ...] = (),
+        weak: bool = False,
     ) -> None:
         """Begin anew. files: objects of the dataset that are told apart; of jobs, files are told apart by their paths.
         kill: how often each kills its process, after so many seconds. wait: with every key. slow_partition: of Spark,
         whose first attempt never ends. spared: other processes than this one to which nothing happens. shout: files of
-        which the client raises the key in clear; "None": those of double wrap, too."""
+        which the client raises the key in clear; "None": those of double wrap, too. weak: once, no time can be set."""
         kill = kill or {}
         named = {hashlib.sha256(binding(dataset_id, "dek", file)).hexdigest(): file for file in files}
         rules = {"spared": [os.getpid(), *spared], "files": named, "kill": kill, "kill_after": kill_after, "wait": wait}
-        rules |= {"shout": shout, "slow_partition": slow_partition}
+        rules |= {"shout": shout, "slow_partition": slow_partition, "weak": weak}
         new = self.folder / "new"
         new.write_text(json.dumps(rules))
         new.replace(self.folder / "rules.json")

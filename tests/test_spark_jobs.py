@@ -329,6 +329,18 @@ def test_one_kms_call_a_process(spark: Any, folders: Folders) -> None:
     folders.check()
 
 
+def test_what_the_file_systems_of_executors_lack(engine: SparkEngine, folders: Folders) -> None:
+    """Content never depends on attributes, and the job tells of them once."""
+    folders.make({"a": 100_000, "b/c": 100_000})
+    folders.encrypt(engine, double_wrap=False).raise_for_failures()
+    folders.rules.set(weak=True)
+    out = folders.root / "spark-out"
+    done = decrypt_files(folders.root / "ds", out, kms=folders.kms, engine=engine, progress=False)
+    done.raise_for_failures()
+    assert [text for text in done.warnings if "set times" in text] == done.warnings != []
+    assert content(out) == content(folders.src)
+
+
 # ------------------------------------------------------------------------------------------------- workers that die
 
 

@@ -78,12 +78,9 @@ class _ConnectJob(SparkJob):
 
     def arrived(self) -> Any:
         while self._results:
-            number, rows, calls = json.loads(self._results.popleft())
-            yield (
-                number,
-                [Row(*row) for row in rows],
-                Counter({(provider, operation): count for provider, operation, count in calls}),
-            )
+            number, rows, calls, lacks = json.loads(self._results.popleft())
+            counts = Counter({(provider, operation): count for provider, operation, count in calls})
+            yield number, [Row(*row) for row in rows], counts, set(lacks)
 
     def cancel(self) -> None:
         if self._interrupter is None or not self._interrupter.is_alive():  # it may wait long for a server that is gone
@@ -143,9 +140,9 @@ class _Partition:
 
         for batch in batches:
             for payload in batch.column("tasks"):
-                number, rows, calls = run_bin(self._context, pickle.loads(payload.as_py()))
-                told = [(*name, count) for name, count in calls.items()]
-                yield pa.record_batch({"result": pa.array([json.dumps([number, rows, told])], pa.string())})
+                number, rows, calls, lacks = run_bin(self._context, pickle.loads(payload.as_py()))
+                told = number, rows, [(*name, count) for name, count in calls.items()], sorted(lacks)
+                yield pa.record_batch({"result": pa.array([json.dumps(told)], pa.string())})
 
 
 def _check_packages() -> None:

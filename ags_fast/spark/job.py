@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ags_fast.fs.lacking import note
 from ags_fast.keys.kms import add_calls
 
 if TYPE_CHECKING:
@@ -79,8 +80,9 @@ class SparkJob:
             self._over.set()
 
     def _collect(self, report: Callable[[list[Row]], None]) -> None:
-        for number, rows, calls in self.arrived():
+        for number, rows, calls, lacks in self.arrived():
             add_calls(calls)
+            note(lacks)
             self.done.add(number)
             report(rows)
 

@@ -9,6 +9,7 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.fs.lacking import gathered
 from ags_fast.jobs.engines.local import run_isolated
 from ags_fast.jobs.engines.together import run_files
 from ags_fast.keys.kms import count_calls
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ags_fast.jobs.engines.base import AnyTask, JobContext
     from ags_fast.jobs.results import Row
 
-    _BinResult = tuple[int, list[Row], Counter[tuple[str, str]]]
+    _BinResult = tuple[int, list[Row], Counter[tuple[str, str]], set[str]]
 
 
 class Bin:
@@ -59,7 +60,7 @@ def run_bin(context: JobContext, part: Bin) -> _BinResult:
     """Run the tasks of a bin inside a Spark task.
 
     Returns:
-        The number of the bin, the rows in the order of its tasks, and the calls of the KMS.
+        The number of the bin, the rows in the order of its tasks, the calls of the KMS, and what file systems lack.
     """
     from pyspark import TaskContext
 
@@ -73,6 +74,6 @@ def run_bin(context: JobContext, part: Bin) -> _BinResult:
         rows = run_isolated(context, part.tasks, attempt)
     else:
         rows = run_files(context, part.tasks, attempt)
-    with count_calls() as calls:
+    with count_calls() as calls, gathered() as lacks:
         done = [row for _, row in zip(part.tasks, rows, strict=True)]
-    return part.number, done, calls
+    return part.number, done, calls, lacks
