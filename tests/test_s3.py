@@ -165,30 +165,6 @@ def test_an_answer_that_was_lost(store: Store, monkeypatch: pytest.MonkeyPatch) 
     assert store.sweep(older_than=0) == []
 
 
-def test_refusals_by_other_names(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """s3fs translates a precondition that fails in one way or another."""
-    from botocore.exceptions import ClientError
-
-    call = s3.S3Store.call
-    translated = OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
-    translated.__cause__ = ClientError({"Error": {"Code": "PreconditionFailed"}}, "PutObject")
-    for error, expected in (
-        (FileExistsError("x"), FileExistsError),
-        (translated, FileExistsError),
-        (OSError(errno.EINVAL, "x"), OSError),
-    ):
-
-        def refuse(self: Any, request: str, error: Any = error, **arguments: Any) -> Any:
-            if request == "put_object":
-                raise error
-            return call(self, request, **arguments)
-
-        monkeypatch.setattr(s3.S3Store, "call", refuse)
-        with pytest.raises(expected) as caught:
-            store.create_exclusive("file", b"x")
-        assert type(caught.value) is expected
-
-
 def test_kill_9_and_sweep(store: Store, server: S3Server) -> None:
     with writing(store, 2 * s3.PART_NBYTES) as child:
         assert names(store) == []

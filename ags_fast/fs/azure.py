@@ -1,30 +1,30 @@
-"""A folder of a container of Azure Blob Storage, by the requests of azure-storage-blob.
+"""A folder of a container of Azure Blob Storage, by requests. adlfs connects, and brings credentials.
 
-adlfs connects and brings credentials, and azure-storage-blob repeats requests that may succeed. The files of adlfs are
-not used: they complete an upload whenever they are closed, and they do not check that what they read is still the same
-blob.
+Its files complete an upload whenever they are closed, and do not check that what they read is still the same blob.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import os
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ags_fast import telemetry
+from ags_fast.fs.answers import REFUSED
 from ags_fast.fs.base import Entry
-from ags_fast.fs.objects import ObjectStore, Upload
-from ags_fast.fs.remote import Looked, replaced
+from ags_fast.fs.objects import CHANGED, OUTSIDE, UNSENT, ObjectStore, Told, Upload
+from ags_fast.fs.remote import RemoteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    import builtins  # in the class AzureStore, list is a method
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
-    from ags_fast.fs.base import LeftOut
+    from ags_fast.fs.objects import Fetched
 
 __all__ = ["AzureStore"]
 
@@ -33,92 +33,10 @@ WRITER = "ags_writer"  # metadata of a blob: `Upload.writer`; its name must be o
 # aiohttp warns of bodies of more than 1 MiB, and azure-storage-blob takes only bytes for a blob in one request.
 warnings.filterwarnings("ignore", "Sending a large body directly", ResourceWarning)
 FOLDER = "hdi_isfolder"  # metadata of a folder, in an account with hierarchical namespace
-
-
-class AzureStore(ObjectStore):
-    """A folder of a container. The stamp of a blob is its ETag, with which each range is read."""
-
-    lacks = "\\"  # the SDK makes it a slash
-    tails = False  # Azure has no ranges that count from the end
-
-    _client: tuple[Any, Any] | None = None
-
-    def client(self) -> Any:
-        """Return the client of the container."""
-        fs, root = self.connect()
-        if self._client is None or self._client[0] is not fs:
-            _end_in_this_process(fs)
-            self._client = fs, fs.service_client.get_container_client(root.partition("/")[0])
-        return self._client[1]
-
-    def name(self, path: str) -> str:
-        """Return the name of a path, or of a prefix, in the container."""
-        prefix = self.connect()[1].partition("/")[2]
-        return f"{prefix}/{path}" if prefix else path
-
-    def submit(self, request: str, *names: Any, **arguments: Any) -> Future[Any]:
-        """Let the thread of fsspec make a request: see `ask`."""
-        return self.run(self.ask(request, *names, **arguments))
-
-    async def ask(self, request: str, *names: Any, **arguments: Any) -> Any:
-        """Make a request, by the name of the container client's method. Azure's errors are those of `as_os_errors`."""
-        telemetry.debug("store", "az: %s %s", request, self.url)
-        with as_os_errors():
-            return await getattr(self.client(), request)(*names, **arguments)
-
-    async def blob(self, request: str, path: str, *names: Any, **arguments: Any) -> Any:
-        """Make a request of a blob's client: see `ask`."""
-        telemetry.debug("store", "az: %s %s/%s", request, self.url, path)
-        with as_os_errors():
-            return await getattr(self.client().get_blob_client(self.name(path)), request)(*names, **arguments)
-
-    def list(self, prefix: str = "", after: str = "", left_out: LeftOut | None = None) -> Iterator[Entry]:
-        """See `Store.list`."""
-        start = self.name(prefix)
-        skip = len(start) - len(prefix)
-        found = self.client().list_blobs(name_starts_with=start, include=["metadata"], results_per_page=PAGE)
-        pages = found.by_page()
-        page = self.run(_next(pages))
-        while (blobs := page.result()) is not None:
-            page = self.run(_next(pages))  # while the caller works on this one
-            for entry in (_entry(blob.name[skip:], blob) for blob in blobs if not _is_folder(blob)):
-                if (entry.path > after or not after) and self._is_file(entry, left_out):
-                    yield entry
-
-    async def found(self, path: str) -> Entry | None:
-        """See `ObjectStore.found`."""
-        try:
-            blob = await self.blob("get_blob_properties", path)
-        except FileNotFoundError:
-            return None
-        return None if _is_folder(blob) else _entry(path, blob)
-
-    async def get(self, path: str, stamp: str | None, begin: int, end: int) -> Looked | None:
-        """See `ObjectStore.get`."""
-        try:
-            found = await self.blob("download_blob", path, begin, end - begin, decompress=False, **_if_match(stamp))
-            with as_os_errors():
-                data = await found.readall()
-        except FileExistsError as error:
-            raise replaced(path) from error
-        except _NoSuchRangeError:
-            return None
-        entry = _entry(path, found.properties, int(found.properties.content_range.rpartition("/")[2]))
-        if stamp and entry.stamp != stamp:
-            raise replaced(path)
-        return Looked(entry, begin, data)
-
-    def upload(self, path: str, exclusive: bool) -> _Upload:
-        """See `ObjectStore.upload`."""
-        return _Upload(self, path, exclusive)
-
-    def _delete(self, path: str, read: Entry | None) -> None:
-        try:
-            self.submit("delete_blob", self.name(path), **_if_match(None if read is None else read.stamp)).result()
-        except FileNotFoundError:
-            pass
-        except FileExistsError as error:
-            raise replaced(path) from error
+ONCE: dict[str, Any] = {"retry_total": 0, "permit_redirects": False}  # the SDK neither repeats nor redirects a request
+CODES: dict[str | int, str] = {"BlobAlreadyExists": CHANGED, "InvalidBlockList": UNSENT, "InvalidRange": OUTSIDE}
+LEASES = ("LeaseIdMissing", "LeaseIdMismatchWithBlobOperation", "LeaseLost", "LeaseNotPresentWithBlobOperation")
+CODES |= dict.fromkeys(LEASES, REFUSED)  # with the status of a condition that does not hold
 
 
 class _Upload(Upload):
@@ -129,8 +47,7 @@ class _Upload(Upload):
 
     def __init__(self, store: AzureStore, path: str, exclusive: bool) -> None:
         super().__init__(store, path, exclusive)
-        self._store = store
-        self._name = path
+        self._store, self._name = store, path
         self._marked = {"metadata": {WRITER: self.writer}}
 
     def _block(self, number: int) -> str:
@@ -148,7 +65,9 @@ class _Upload(Upload):
         work = self._store.blob("commit_block_list", self._name, blocks, **condition, **self._marked)
         try:
             self._store.run(work).result()
-        except _NoBlocksError as error:
+        except OSError as error:
+            if error.errno != errno.ENODATA:  # somebody else's upload has dropped the blocks
+                raise
             if self._exclusive:
                 raise FileExistsError from error
             raise OSError(errno.EIO, "somebody else has completed this blob meanwhile", self.path) from error
@@ -162,46 +81,105 @@ class _Upload(Upload):
         return {key.lower(): value for key, value in metadata.items()}.get(WRITER)
 
 
-class _NoSuchRangeError(OSError):
-    """The blob has no byte in the range."""
+class AzureStore(ObjectStore):
+    """A folder of a container. The stamp of a blob is its ETag, with which each range is read."""
 
+    service = "Azure Blob Storage"
+    advice = "the account, or the endpoint in connection_string"
+    codes = CODES
+    uploads = _Upload
+    exists = RemoteStore.exists  # there may be folders only
+    lacks = "\\"  # the SDK makes it a slash
+    tails = False  # Azure has no ranges that count from the end
+    _client: tuple[Any, Any] | None = None
 
-class _NoBlocksError(OSError):
-    """Blocks that were sent are not there."""
+    def client(self) -> Any:
+        """Return the client of the container."""
+        fs, root = self.connect()
+        if self._client is None or self._client[0] is not fs:
+            _end_in_this_process(fs)
+            self._client = fs, fs.service_client.get_container_client(root.partition("/")[0])
+        return self._client[1]
 
+    def name(self, path: str) -> str:
+        """Return the name of a path, or of a prefix, in the container."""
+        prefix = self.connect()[1].partition("/")[2]
+        return f"{prefix}/{path}" if prefix else path
 
-CONDITIONS = ("BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet")  # Azure's words for one that fails
-OTHERS: Mapping[str, type[OSError]] = {"InvalidBlockList": _NoBlocksError, "InvalidRange": _NoSuchRangeError}
+    async def ask(self, request: str, *names: Any, path: str | None = None, **arguments: Any) -> Any:
+        """Make a request, by the name of a method of the client of the container, or of the blob at `path`."""
+        telemetry.debug("store", "az: %s %s/%s", request, self.url, path or "")
+        client = self.client() if path is None else self.client().get_blob_client(self.name(path))
+        given = {request, *(name for name in arguments if name != "overwrite" or not arguments[name])}
 
+        async def send() -> Any:
+            found = await getattr(client, request)(*names, **arguments, **ONCE)
+            if request in ("upload_blob", "commit_block_list") and not found.get("etag"):
+                raise KeyError("etag")
+            return (found, await found.readall()) if request == "download_blob" else found
 
-@contextlib.contextmanager
-def as_os_errors() -> Iterator[None]:
-    """Raise what a local file would raise.
+        return await self.patiently(send, self.url if path is None else self.full_path(path), given)
 
-    Raises:
-        FileNotFoundError: There is no such blob or container.
-        FileExistsError: A condition of the request does not hold.
-        PermissionError: The credentials do not allow that.
-        OSError: All else that is in the way.
-    """
-    import aiohttp
-    from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+    async def blob(self, request: str, path: str, *names: Any, **arguments: Any) -> Any:
+        """Make a request of a blob's client: see `ask`."""
+        return await self.ask(request, *names, path=path, **arguments)
 
-    try:
-        yield
-    except HttpResponseError as error:
-        code = getattr(error, "error_code", None) or ""
-        code, status = str(getattr(code, "value", code)), error.status_code
-        said = f"Azure answers {status}: {code or error.reason}"
-        if status == 404:
-            raise FileNotFoundError(errno.ENOENT, said) from error
-        if code in CONDITIONS:
-            raise FileExistsError(errno.EEXIST, said) from error
-        if status in (401, 403) or isinstance(error, ClientAuthenticationError):
-            raise PermissionError(errno.EACCES, said if status else f"{type(error).__name__}: {error}") from error
-        raise OTHERS.get(code, OSError)(errno.EIO, said) from error
-    except (AzureError, aiohttp.ClientError) as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+    def _host(self) -> str:
+        return str(urlsplit(self.client().url).hostname)
+
+    def _told(self, error: Any) -> Told | None:
+        response = getattr(error, "response", None)
+        if response is None:
+            return None
+        code, headers = getattr(error, "error_code", None) or "", response.headers
+        code, kind = str(getattr(code, "value", code)), headers.get("Content-Type", "xml")
+        own = bool(code) or "xml" in kind or headers.get("Content-Length") == "0"
+        words = "" if code or not own else str(response.reason or "")
+        return Told(response.status_code, code, words, own, headers.get("Retry-After"), headers.get("Location", ""))
+
+    async def _listed(self, prefix: str, after: str, token: str | None, count: int = 0) -> Any:
+        options = {"include": ["metadata"], "results_per_page": count or PAGE, **ONCE}
+        found = self.client().list_blobs(name_starts_with=self.name(prefix), **options)
+
+        async def send() -> Any:
+            pages = found.by_page(token)
+            blobs = [blob async for blob in await anext(pages)]
+            if not pages.container:
+                raise KeyError("ContainerName")
+            return blobs, pages.continuation_token
+
+        return await self.patiently(send, self.url)
+
+    def _entries(self, answer: Any) -> tuple[builtins.list[Entry], Any]:
+        blobs, token = answer
+        skip = len(self.name(""))
+        return [_entry(blob.name[skip:], blob) for blob in blobs if not _is_folder(blob)], token
+
+    async def _head(self, path: str) -> Entry:
+        blob = await self.blob("get_blob_properties", path)
+        if _is_folder(blob):
+            raise FileNotFoundError
+        return _entry(path, blob)
+
+    async def _fetch(self, path: str, stamp: str | None, begin: int, end: int) -> Fetched:
+        came: list[str] = []
+
+        def note(answer: Any) -> None:
+            asked = answer.http_request.headers.get("x-ms-range", "").partition("-")[0].replace("=", " ")
+            told = answer.http_response.headers.get("Content-Range", "")
+            if told.partition("-")[0] == asked:  # the package itself would take any range
+                came.append(told)
+
+        arguments = {"decompress": False, "raw_response_hook": note, **_if_match(stamp)}
+        found, data = await self.blob("download_blob", path, begin, end - begin, **arguments)
+        entry = _entry(path, found.properties)
+        if begin and not entry.size:
+            raise OSError(errno.ERANGE, "there is no such range", path)
+        told = f"{came[0].partition('-')[0]}-{came[-1].partition('-')[2]}" if came else ""  # of all its requests
+        return entry.stamp, entry.modified, told if entry.size else None, data
+
+    def _remove(self, path: str, stamp: str | None) -> None:
+        self.submit("delete_blob", self.name(path), **_if_match(stamp)).result()
 
 
 def _end_in_this_process(fs: Any) -> None:
@@ -219,15 +197,6 @@ def _end(owner: int, endings: list[Any]) -> None:
             one()
 
 
-async def _next(pages: Any) -> Any:
-    """The next page of a listing, or None."""
-    with as_os_errors():
-        try:
-            return [blob async for blob in await anext(pages)]
-        except StopAsyncIteration:
-            return None
-
-
 def _if_match(stamp: str | None) -> dict[str, Any]:
     from azure.core import MatchConditions
 
@@ -238,6 +207,6 @@ def _is_folder(blob: Any) -> bool:
     return any(key.lower() == FOLDER and value == "true" for key, value in (blob.metadata or {}).items())
 
 
-def _entry(path: str, blob: Any, size: int | None = None) -> Entry:
+def _entry(path: str, blob: Any) -> Entry:
     """The entry of a blob's properties; listings show ETags without the quotes."""
-    return Entry(path, blob.size if size is None else size, blob.etag.strip('"'), blob.last_modified.timestamp())
+    return Entry(path, int(blob.size), blob.etag.strip('"'), blob.last_modified.timestamp())

@@ -77,12 +77,7 @@ class Entry:
 
 
 class ReadOnce:
-    """A file that is read once, from its beginning, in a ``with`` block.
-
-    Attributes:
-        size: As `Entry` has it.
-        stamp: As `Entry` has it.
-    """
+    """A file that is read once, from its beginning, in a ``with`` block. Size and stamp are as `Entry` has them."""
 
     size: int
     stamp: str

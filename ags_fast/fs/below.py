@@ -12,25 +12,14 @@ import io
 import os
 import stat
 import sys
+from contextlib import suppress
 
 from ags_fast._core import Descriptor, open_below
 from ags_fast.errors import PolicyError
 from ags_fast.fs.lacking import CALLS, may_lack
 
-__all__ = [
-    "A_FOLDER",
-    "A_PATH",
-    "LISTED",
-    "NotAFileError",
-    "OpenFolder",
-    "Root",
-    "fsync_folder",
-    "lock",
-    "lstat",
-    "not_a_file",
-    "open_regular",
-    "regular",
-]
+__all__ = ["A_FOLDER", "A_PATH", "LISTED", "NotAFileError", "OpenFolder", "Root", "fsync_folder", "lock"]
+__all__ += ["lstat", "not_a_file", "open_regular", "regular"]
 
 LINKS = 40  # followed on the way to one file, as by the system
 
@@ -63,8 +52,7 @@ class Root:
     """
 
     def __init__(self, path: str, follow: bool = False) -> None:
-        self.path = path
-        self.follow = follow
+        self.path, self.follow = path, follow
         self._made = False  # the folder is only needed when something is written
 
     def full_path(self, path: str) -> str:
@@ -112,10 +100,8 @@ class Root:
                 raise
         above, at = OpenFolder(self.open("", A_FOLDER)), ""
         for name in path.split("/"):
-            try:
+            with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=above.fd)
-            except FileExistsError:
-                pass
             at = f"{at}/{name}" if at else name
             above = OpenFolder(self.open(at, A_FOLDER))
         return above
@@ -205,10 +191,9 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
 def lstat(path: str, folder: int | None = None) -> os.stat_result | None:
     """Return the stat of a name, or of the link there; None if nothing is there."""
-    try:
+    with suppress(FileNotFoundError):
         return os.lstat(path, dir_fd=folder)
-    except FileNotFoundError:
-        return None
+    return None
 
 
 def lock(fd: int) -> bool | None:
@@ -224,11 +209,7 @@ def lock(fd: int) -> bool | None:
 
 
 def rename_new(old: str, new: str, folder: int) -> None:
-    """Rename a file in an open folder. FileExistsError: something has the new name.
-
-    Raises:
-        PolicyError: The system, or the file system, has no such rename.
-    """
+    """Rename a file in an open folder. FileExistsError: something has the new name. PolicyError: nothing does that."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)

@@ -33,11 +33,7 @@ Store.choose = store_class
 
 
 def file_at(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> tuple[Store, str]:
-    """Return the store that a file's URL or path leads to, and the file's name there.
-
-    Raises:
-        ValueError: No file can have this URL.
-    """
+    """Return the store that a file's URL or path leads to, and the name there. ValueError: no file can have the URL."""
     text = os.fsdecode(url)
     path, below = split_chain(text)
     above, slash, name = path.rpartition("/")

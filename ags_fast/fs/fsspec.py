@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.fs.new import NewObject
@@ -52,9 +53,7 @@ class _Buffered(NewObject):
     def __init__(self, store: MemoryStore, path: str, exclusive: bool) -> None:
         super().__init__()
         self.path = store.full_path(path)
-        self._store = store
-        self._name = path
-        self._exclusive = exclusive
+        self._store, self._name, self._exclusive = store, path, exclusive
         self._buffer = bytearray()
 
     def _write(self, view: memoryview) -> None:
@@ -121,9 +120,7 @@ class _Renamed(NewObject):
     def __init__(self, fs: Any, temporary: str, path: str) -> None:
         self._file = fs.open(temporary, "wb")
         super().__init__()
-        self.path = path
-        self._fs = fs
-        self._temporary = temporary
+        self.path, self._fs, self._temporary = path, fs, temporary
 
     def _write(self, view: memoryview) -> None:
         _write_all(self._file, view)
@@ -136,10 +133,8 @@ class _Renamed(NewObject):
         try:
             self._file.close()
         finally:
-            try:
+            with suppress(FileNotFoundError):
                 self._fs.rm_file(self._temporary)
-            except FileNotFoundError:
-                pass
 
 
 class _Discardable(NewObject):

@@ -43,8 +43,7 @@ class LocalFile:
     __slots__ = ("_path", "_root")
 
     def __init__(self, root: Root, path: str) -> None:
-        self._root = root
-        self._path = path
+        self._root, self._path = root, path
 
     def __fspath__(self) -> str:
         return self._root.full_path(self._path)
@@ -185,8 +184,7 @@ class LocalStore(Store):
     def _read_small(self, path: str, limit: int) -> bytes:
         fd, info = self._root.open_regular(path)
         with io.FileIO(fd) as file:
-            size = info.st_size
-            data = b""
+            size, data = info.st_size, b""
             while size <= limit and (more := file.read(limit + 1 - len(data))):  # it may grow
                 data += more
                 size = max(size, len(data))
@@ -287,10 +285,8 @@ class LocalStore(Store):
                 if stat.S_ISLNK(found.st_mode):
                     target = os.readlink(name, dir_fd=folder.fd)
                     raise OSError(f"this is a link to {target!r}, which still has the content: delete both yourself")
-                if not stat.S_ISREG(found.st_mode) or (found.st_size, str(found.st_mtime_ns)) != (
-                    read.size,
-                    read.stamp,
-                ):
+                now = found.st_size, str(found.st_mtime_ns)
+                if not stat.S_ISREG(found.st_mode) or now != (read.size, read.stamp):
                     raise OSError("another file has taken its place since it was read")
             os.unlink(name, dir_fd=folder.fd)
 

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import time
+from contextlib import suppress
 
 from ags_fast._core import Descriptor
 from ags_fast.fs.below import A_FOLDER, LISTED, OpenFolder, fsync_folder, lock, lstat, not_a_file, rename_new
@@ -66,10 +67,8 @@ class NewFile:
         self.path = os.fsdecode(path)
         if not self.path.startswith("/"):  # the working directory may change
             self.path = os.path.join(os.getcwd(), self.path)
-        self._exclusive = exclusive
-        self._fsync = fsync
+        self._exclusive, self._fsync, self._mtime_ns = exclusive, fsync, mtime_ns
         self._owner = os.getpid()
-        self._mtime_ns = mtime_ns
         if within is not None:
             self._folder, self._name, existing = within
         else:
@@ -128,7 +127,6 @@ class NewFile:
         return mode
 
     def _make(self, tag: str, mode: int) -> int:
-        """Make the temporary file and lock it. Return its mode."""
         while True:
             self._temporary = temporary_name(self._name, tag)  # before the file: a signal may come right behind it
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -225,10 +223,8 @@ class NewFile:
             self._descriptor.close()
         if folder is not None and temporary is not None and self._owner == os.getpid():
             self._temporary = None
-            try:
+            with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder.fd)
-            except FileNotFoundError:
-                pass
         self._folder = None
 
 
@@ -243,8 +239,7 @@ class NewObject:
     path: str
 
     def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._done = False
+        self._owner, self._done = os.getpid(), False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.path!r}{' done' if self._done else ''}>"
@@ -295,5 +290,4 @@ def pwrite_all(file: Descriptor, data: bytes | memoryview, offset: int) -> None:
     with file as fd:
         while data:
             written = os.pwrite(fd, data, offset)
-            data = data[written:]
-            offset += written
+            data, offset = data[written:], offset + written

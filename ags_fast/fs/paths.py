@@ -7,19 +7,8 @@ import sys
 
 from ags_fast.errors import PolicyError
 
-__all__ = [
-    "SUFFIX",
-    "absolute_path",
-    "check_path",
-    "check_tag",
-    "folder_of",
-    "in_store",
-    "local_path",
-    "on_disk",
-    "split_chain",
-    "temporary_name",
-    "temporary_tag",
-]
+__all__ = ["SUFFIX", "absolute_path", "check_path", "check_tag", "folder_of", "in_store", "local_path", "on_disk"]
+__all__ += ["split_chain", "temporary_name", "temporary_tag"]
 
 CACHES = ("simplecache", "filecache", "blockcache", "cached")  # of fsspec: they have the paths of what they keep
 CHAINED = (*CACHES, "zip", "tar", "dir", "libarchive", "reference")  # what may stand before "::"

@@ -52,8 +52,7 @@ class Later:
     """An answer of a file system that makes one request at a time: the request is made when the bytes are needed."""
 
     def __init__(self, work: Callable[[], bytes]) -> None:
-        self._work = work
-        self._lock = threading.Lock()
+        self._work, self._lock = work, threading.Lock()
         self._data: bytes | None = None
 
     def result(self) -> bytes:
@@ -78,11 +77,7 @@ class _Piece:
     __slots__ = ("answer", "begin", "end", "of", "why")
 
     def __init__(self, begin: int, end: int, answer: _Answer, why: int, of: Expected | None = None) -> None:
-        self.begin = begin
-        self.end = end
-        self.answer = answer
-        self.why = why
-        self.of = of
+        self.begin, self.end, self.answer, self.why, self.of = begin, end, answer, why, of
 
 
 class Expected:
@@ -151,12 +146,9 @@ class RangeReader(Cursor):
         steady: bool = False,
         read_ahead: int = AHEAD_NBYTES,
     ) -> None:
-        self._ask = ask
-        self._length = size
-        self._position = 0
-        self._parallel = parallel
+        self._ask, self._length, self._position = ask, size, 0
+        self._parallel, self._read_ahead = parallel, read_ahead
         self._steady = True if steady else None
-        self._read_ahead = read_ahead
         self._run_end = -1  # where the last read ended
         self._run = 0  # bytes read without a gap until there
         self._continued = 0  # reads that have continued that run
@@ -170,8 +162,7 @@ class RangeReader(Cursor):
     def _begin_pieces(self) -> None:
         self._pieces: dict[int, _Piece] = {}  # by begin; no two have the same byte
         self._begins: list[int] = []
-        self._lock = threading.RLock()
-        self._owner = os.getpid()
+        self._lock, self._owner = threading.RLock(), os.getpid()
 
     @property
     def size(self) -> int:
@@ -380,7 +371,6 @@ class RangeReader(Cursor):
             piece.of.ended(piece)
 
     def _having(self, at: int) -> _Piece | None:
-        """Return the piece that has the byte at `at`."""
         index = bisect_right(self._begins, at) - 1
         if index < 0:
             return None

@@ -10,6 +10,8 @@ import datetime
 import errno
 import os
 import re
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._extras import install
@@ -19,7 +21,6 @@ from ags_fast.fs.paths import temporary_tag
 from ags_fast.fs.ranges import Later, RangeReader
 
 if TYPE_CHECKING:
-    import builtins  # in the class RemoteStore, list is a method
     from collections.abc import Iterator, Mapping
 
     from ags_fast.fs.base import LeftOut
@@ -32,6 +33,7 @@ EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure-storage")
 S3FS, BOTOCORE = (2026, 3), (1, 36)  # the first that can do all that is asked of them
 CONNECTIONS = 16  # kept for stores with the same options
 FOLDER_ROOT = re.compile(r"(\w+::)*dir(:/+)?::")  # the root of fsspec's DirFileSystem, perhaps behind a cache
+STATUS = "ags-status"  # added to the headers of S3's answers
 REQUESTS = 64  # to S3 at once, in a process; the options may have config_kwargs={"max_pool_connections": N}
 
 
@@ -44,13 +46,9 @@ class Looked(NamedTuple):
 
 
 class RemoteStore(Store):
-    """A folder of a file system of fsspec. Each process has a connection of its own.
+    """A folder of a file system of fsspec. Each process has a connection of its own."""
 
-    Attributes:
-        stamped: Whether each read of a range checks that the file still has the stamp of its entry.
-    """
-
-    stamped = False
+    stamped = False  # whether each read of a range checks that the file still has the stamp of its entry
     _connection: tuple[int, Any, str] | None = None
 
     def connect(self) -> tuple[Any, str]:
@@ -94,15 +92,6 @@ class RemoteStore(Store):
             left_out.append((entry.path, "EmptyFolder", "the mark of a folder: a dataset has files only"))
         return named or (left_out is not None and entry.size > 0)
 
-    def page(self, folder: str, after: str, count: int) -> tuple[builtins.list[Entry], bool]:
-        """List files of a folder, without the folders in it: those whose names sort after a name.
-
-        They are at most `count` where the storage can list a part of a folder, which ends in a slash. Returns the
-        files, and whether there is more in the folder after them.
-        """
-        skip = len(folder)
-        return [e for e in self.list(folder) if "/" not in e.path[skip:] and e.path[skip:] > after], False
-
     def _stat(self, path: str) -> Entry | None:
         try:
             info = self.connect()[0].info(self.at(path))
@@ -126,7 +115,6 @@ class RemoteStore(Store):
         return self._request_range(path, stamp, begin, end).result()
 
     def _request_range(self, path: str, stamp: str | None, begin: int, end: int) -> _Answer:
-        """Request a range: see `_read_range`."""
         fs, _ = self.connect()
         name = self.at(path)
         if not self.parallel:
@@ -209,6 +197,31 @@ def _check_s3() -> None:
             raise ImportError(f"{package.__name__} {package.__version__} is older than {least[0]}.{least[1]}")
 
 
+def _config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of botocore. It repeats no request, and it follows no redirect but to the region of a bucket.
+
+    For a redirect that does not name a region botocore would ask for the region, be redirected, and ask for ever.
+    """
+    from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
+    from botocore.exceptions import ClientError
+
+    class Direct(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: Any) -> Any:
+            session = await super()._get_session(proxy_url)
+            return SimpleNamespace(request=partial(session.request, allow_redirects=False))
+
+        async def send(self, request: Any) -> Any:
+            answer = await super().send(request)
+            answer.headers[STATUS] = str(answer.status_code)
+            if 300 <= answer.status_code < 400 and "x-amz-bucket-region" not in answer.headers:
+                told = {"HTTPStatusCode": answer.status_code, "HTTPHeaders": answer.headers}
+                raise ClientError({"Error": {}, "ResponseMetadata": told}, "")
+            return answer
+
+    own = {"retries": {"total_max_attempts": 1, "mode": "standard"}}
+    return {"max_pool_connections": REQUESTS, "http_session_cls": Direct, **options, **own}
+
+
 def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     scheme = url.partition(":")[0]
     extra = EXTRAS.get(scheme) if "::" not in url else None
@@ -231,7 +244,7 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             # A cached listing would be wrong, and a cached instance could belong to other code.
             own: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
             if extra == "s3":  # botocore's default of ten would keep requests of files and of their ranges waiting
-                own["config_kwargs"] = {"max_pool_connections": REQUESTS, **(options.get("config_kwargs") or {})}
+                own["config_kwargs"] = _config(options.get("config_kwargs") or {})
             made = fsspec.url_to_fs(url, **{**options, **own})
             mine = [other for other in list(_connections) if other[0] == key[0]]
             for old in mine[: max(0, len(mine) + 1 - CONNECTIONS)]:

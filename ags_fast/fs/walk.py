@@ -120,7 +120,6 @@ def _behind(root: Root, path: str, folder: int, name: str, here: tuple[Any, ...]
 
 
 def _reason(kind: str, info: os.stat_result | None) -> str:
-    """Return why an entry of this kind is left out."""
     if kind != "SpecialFile" or info is None:
         return REASONS[kind]
     name = {"p": "pipe", "s": "socket", "d": "folder"}.get(stat.filemode(info.st_mode)[0], "device")
@@ -133,8 +132,7 @@ def sweep(
     """Remove temporary files whose writers are dead. The arguments are those of `Store._sweep`."""
     if tag is not None and paths:
         return _sweep_beside(root, tag, age, age_unlocked, paths, below)
-    swept: list[str] = []
-    todo = [below]
+    swept, todo = list[str](), [below]
     while todo:
         shown = todo.pop()
         if (folder := _opened(root, shown)) is None:
@@ -201,8 +199,8 @@ def _sweep_file(folder: int, name: str, age: float, age_unlocked: float) -> bool
         if locked is False or (least > 0 and time.time() - os.fstat(fd).st_mtime < least):
             return False
         os.unlink(name, dir_fd=folder)
+        return True
     except FileNotFoundError:
         return False
     finally:
         os.close(fd)
-    return True

@@ -11,10 +11,10 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import IntegrityError, KeyAccessError
-from ags_fast.fs.answers import asked_wait
+from ags_fast.fs.answers import asked_wait, in_words
 from ags_fast.keys.kms.client import ALLOWED, CONTEXT, DeniedError, KeyVersion, Wrapped, context_of
 from ags_fast.keys.kms.names import BY_PROVIDER
-from ags_fast.keys.kms.service import BUSY, CONNECT_MS, ENDPOINT, READ_MS, ServiceKms, Told, in_words
+from ags_fast.keys.kms.service import BUSY, CONNECT_MS, ENDPOINT, READ_MS, ServiceKms, Told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from ags_fast.errors import IntegrityError, KeyAccessError
+from ags_fast.fs.answers import in_words
 from ags_fast.keys.kms.client import DeniedError, KeyVersion, Wrapped
 from ags_fast.keys.kms.names import BY_PROVIDER
-from ags_fast.keys.kms.service import BUSY, ENDPOINT, READ_MS, ServiceKms, in_words, only_json
+from ags_fast.keys.kms.service import BUSY, ENDPOINT, READ_MS, ServiceKms, only_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import ipaddress
 import logging
 import math
 import os
 import random
-import socket
-import ssl
 import threading
 import time
 from contextlib import contextmanager
@@ -20,14 +17,14 @@ from urllib.parse import urlsplit
 from ags_fast import telemetry
 from ags_fast._extras import lacks
 from ags_fast.errors import AgsError, KeyAccessError
-from ags_fast.fs.answers import AGAIN, FOREIGN, asked_wait, meaning
+from ags_fast.fs.answers import AGAIN, FOREIGN, asked_wait, in_words, meaning
 from ags_fast.keys.kms.client import DeniedError, KmsClient
 from ags_fast.keys.kms.deadline import OverdueError, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-__all__ = ["BUSY", "UNREACHED", "AnswerError", "ServiceKms", "Told", "in_words", "on_this_machine", "only_json"]
+__all__ = ["BUSY", "UNREACHED", "AnswerError", "ServiceKms", "Told", "on_this_machine", "only_json"]
 __all__ += ["with_retries"]
 
 T = TypeVar("T")
@@ -44,7 +41,6 @@ DEFAULTS = {CONNECT_MS: 2_000, READ_MS: 5_000, ATTEMPTS: 8, BUDGET_MS: 30_000}
 BUSY = "busy"
 UNREACHED = "unreached"
 
-NO_WAY = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 BUSY_ADVICE = f"it stayed busy, or asks to wait longer than {BUDGET_MS}: ask less often, or raise the quota"
 
 
@@ -261,22 +257,6 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
         if type(error) is OSError or (isinstance(error, OSError) and error.errno):
             return super()._blamed(error, operation, wrapping_key_id)
         return self._foreign(operation, named)  # the package did not understand the answer
-
-
-def in_words(error: BaseException) -> str:
-    """Return what the network has done, by the innermost error; "" if the network is not to blame."""
-    found, one = "", error  # type: str, BaseException | None
-    while one is not None:
-        if isinstance(one, ssl.SSLError):
-            return f"TLS: {getattr(one, 'verify_message', '') or one.reason}"
-        if isinstance(one, socket.gaierror):
-            return "no such host"
-        if isinstance(one, TimeoutError):
-            found = "no answer in time"
-        elif isinstance(one, ConnectionError) or (isinstance(one, OSError) and one.errno in NO_WAY):
-            found = os.strerror(one.errno) if one.errno else "the connection was closed"
-        one = one.__cause__ or one.__context__ or getattr(one, "inner_exception", None)
-    return found
 
 
 def with_retries(
