@@ -238,5 +238,4 @@ def _before(path: str) -> str:
 
 def _is_page(headers: Mapping[str, str]) -> bool:
     """Whether an answer has a body that is not S3's."""
-    kind = headers.get("content-type", "xml")
-    return "xml" not in kind and headers.get("content-length") != "0"
+    return "xml" not in headers.get("content-type", "xml") and headers.get("content-length") != "0"
