@@ -886,7 +886,7 @@ def test_all_snapshots_are_loaded(connect: Callable[..., Any], table: Any, wire:
 
 
 def test_what_is_never_pickled(catalog: Any, table: Any) -> None:
-    for one in (catalog, table, table.io, catalog.session):
+    for one in (catalog, table, catalog.session):
         with pytest.raises(TypeError, match="never pickled"):
             pickle.dumps(one)
 

@@ -148,7 +148,7 @@ def test_azure(kms: dict[str, str], tmp_path: Path, azurite: dict[str, str]) -> 
     store.submit("create_container").result()
 
     def pipe(path: str, data: bytes) -> None:
-        store.submit("upload_blob", f"a b/{path}", data).result()
+        store.run(store.blob("upload_blob", path, data)).result()
 
     def cannot(path: str) -> bool:
         """Azure has no backslash. Azurite refuses dots (signatures) and control characters (listings)."""
