@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ from kms_clients import calls_of, keystore
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.errors import ExpiredError, KeyAccessError
+from ags_fast.fs import Store
 from ags_fast.fs.base import Entry
 from ags_fast.jobs import LocalEngine, decrypt_files, encrypt_files, expire, rekey_files, rotate, run
 from ags_fast.jobs.work import dispatch
+from ags_fast.jobs.work.context import Context
 from ags_fast.keys import clear_cache
 from ags_fast.keys.kms import local
 
@@ -293,3 +296,23 @@ def test_a_version_that_expires_during_a_comparison(world: World, monkeypatch: p
         with pytest.raises(ExpiredError, match="cannot be compared with its source"):
             world.encrypt()
     assert world.encrypt().counts == {"ok": 0, "skipped": 4, "failed": 0}
+
+
+@pytest.mark.timeout(20)
+def test_a_source_that_grows_for_ever_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Growing(io.BytesIO):
+        size = 100
+
+        def readinto(self, buffer: Any) -> int:
+            return len(buffer)
+
+        def changed(self) -> bool:
+            return True
+
+    context, digest = Access.of(world.url, world.kms).open(), hashlib.sha256()
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "open_once", lambda *_: Growing())
+        outside = Context(
+            "compare", "", context.entry.dataset_id, context.log.store, context.envelope, Store(world.src)
+        )
+        assert outside.digest_outside("a", digest) == hashlib.sha256(bytes(101)).digest()

@@ -117,13 +117,13 @@ class Context(JobContext):
         """Return a hash, or a keyed digest, of a file outside of the dataset. planned: what its source is to be."""
         assert self.other is not None
         with self.other.open_once(path) as file:
-            chunk = memoryview(bytearray(min(CHUNK_NBYTES, max(file.size, 1))))
-            while got := file.readinto(chunk):
+            chunk, left = memoryview(bytearray(min(CHUNK_NBYTES, file.size + 1))), file.size + 1
+            while got := file.readinto(chunk[:left]):  # no further: the file may grow for ever
                 digest.update(chunk[:got])
+                left -= got
             if planned and (not planned.is_of(file.size, file.stamp) or file.changed()):
                 raise SourceChangedError(f"{path} changed while it was read: run the job again")
-        made: bytes = digest.digest()
-        return made
+        return bytes(digest.digest())
 
     def give_restored(self, entry: FileEntry, plain: bytes) -> bool:
         """Write a small decrypted file in one step. Returns False if that is impossible, or if the file exists."""
