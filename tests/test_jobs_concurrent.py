@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import programs.jobs
@@ -12,11 +13,16 @@ import pytest
 from datasets import HERE, MASTER, decrypted, kept_numbers, leftovers, version_of, write_tree
 from support import pattern, program, start_python
 
-from ags_fast.jobs import verify_files
+from ags_fast import Dataset
+from ags_fast.dataset import reach
+from ags_fast.fs import below
+from ags_fast.jobs import sweep, verify_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
+
+    from ags_fast.dataset.log import Log
 
 pytest.importorskip("pyarrow")
 
@@ -162,3 +168,45 @@ def test_a_job_and_sweeps(tmp_path: Path, kms: dict[str, str], runners: list[Run
         assert all(isinstance(counts, dict) for counts, _ in swept), swept
         assert decrypted(dataset, kms) == tree
     check(dataset, kms, tree)
+
+
+@pytest.mark.parametrize("locked", [False, True], ids=["before its lock", "behind its lock"])
+def test_a_sweep_while_a_job_begins(
+    tmp_path: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch, locked: bool
+) -> None:
+    """The sweep lists the lock of a job that has no plan yet, and looks for plans; then the job begins."""
+    dataset = Dataset.create(tmp_path / "dataset", kms=kms, wrapping_key_id=MASTER)
+    made, go, begun, end = (threading.Event() for _ in range(4))
+    lock, unneeded = below.lock, reach.unneeded
+
+    def slow_lock(fd: int) -> bool | None:
+        held = lock(fd) if locked else None
+        if threading.current_thread() is writer and not made.is_set():
+            made.set()
+            go.wait(60)
+        return held if locked else lock(fd)
+
+    def slow_look(log: Log, candidates: Collection[str]) -> list[str]:
+        gone = unneeded(log, candidates)
+        go.set()
+        begun.wait(60)
+        return gone
+
+    def write() -> None:
+        with dataset.transaction() as new, new.create("path") as file:
+            begun.set()
+            file.write(b"data")
+            end.wait(60)
+
+    writer = threading.Thread(target=write)
+    monkeypatch.setattr("ags_fast.fs.local.lock", slow_lock)
+    monkeypatch.setattr(reach, "unneeded", slow_look)
+    writer.start()
+    assert made.wait(60)
+    sweep(dataset.url, kms=kms)
+    assert begun.is_set()
+    sweep(dataset.url, kms=kms)
+    end.set()
+    writer.join()
+    assert decrypted(dataset.url, kms) == {"path": b"data"}
+    assert leftovers(tmp_path / "dataset", kms) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from ags_fast.dataset.change import first_kept
@@ -126,11 +126,17 @@ def outdated(
 
 
 def delete(log: Log, candidates: Collection[str]) -> list[str]:
-    """Delete those of some objects of jobs that nothing needs (rule 6). Returns the objects that were deleted."""
-    gone = [path for path in unneeded(log, candidates) if job_of(path) is not None]
-    for path in gone:
+    """Delete and return those of some objects of jobs that nothing needs (rule 6)."""
+    return [path for path in unneeded(log, candidates) if job_of(path) is not None and _delete(log, path)]
+
+
+def _delete(log: Log, path: str) -> bool:
+    """Delete an object, unless it is a lock that somebody holds: a job has its lock before its plan is there."""
+    lock = path.startswith(PLANS) and path.endswith(f"/{LOCK}")
+    with suppress(BlockingIOError), (log.store.lock(path) if lock else None) or nullcontext():
         log.store.delete(path)
-    return gone
+        return True
+    return False
 
 
 def unneeded(log: Log, candidates: Collection[str]) -> list[str]:
@@ -217,7 +223,7 @@ def sweep(log: Log, job: Work, age: float | None = None) -> list[str]:
     remove_rows(log)
     deleted = [*(plan_path(plan_id, plans[plan_id].of) for plan_id in swept), *clean(log)]
     there = [listed.path for listed in log.store.list() if _is_object(listed.path)]
-    deleted += delete(log, [path for path in there if not _begins(log, path)])
+    deleted += delete(log, there)
     for number in sorted({*log.below_first(head)} - {entry.number for entry in log.expired(head)}):
         log.store.delete(entry_path(number))  # nobody can read it, so `clean` leaves it
         deleted.append(entry_path(number))
@@ -413,14 +419,8 @@ def _is_object(path: str) -> bool:
     return job_of(path) is not None and not is_plan(path) and not path.startswith(LOG)
 
 
-def _begins(log: Log, path: str) -> bool:
-    """Whether a path is that of a lock that somebody holds: a job has it before its plan is there."""
-    return path.startswith(PLANS) and path.endswith(f"/{LOCK}") and bool(log.store.is_locked(path))
-
-
 def _may_go(path: str, plans: Collection[str]) -> bool:
-    job_id = job_of(path)
-    return job_id is not None and job_id not in plans
+    return job_of(path) not in {None, *plans}
 
 
 def _rows(log: Log, table: Table, head: Entry) -> Iterable[FileEntry]:
