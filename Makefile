@@ -44,10 +44,10 @@ quick: $(VENV)/built ## in less than a minute: linters, the tests of what has ch
 test: test-tools $(VENV)/built java iceberg-java services servers ## the tests, in some minutes; one file: make test ARGS=tests/test_x.py
 	$(PY) -m pytest -n $(WORKERS) $(DIST) --benchmark-disable -m "not slow and not more" $(ARGS)
 
-test-more: test-tools $(VENV)/built java iceberg-java services servers more-servers ## the slow tests: Spark clusters, kills at every step; CI runs them
+test-more: test-tools $(VENV)/built java iceberg-java services servers more-servers ## what takes longer: Spark clusters, kills, Java; CI runs them
 	$(PY) -m pytest -n $(MORE_WORKERS) $(DIST) -m "more and not slow" $(ARGS)
 
-test-long: $(VENV)/built java iceberg-java services servers ## the long loops that make test leaves out
+test-long: test-tools $(VENV)/built java iceberg-java services servers more-servers ## the tests that take longest, which neither of the two others runs
 	$(PY) -m pytest -n $(MORE_WORKERS) $(DIST) --timeout 3600 -m slow $(ARGS)
 
 nightly: $(VENV)/built ## the long modes of everything, an hour each: simulator, long tests, fuzzers; shorter: make nightly NIGHTLY_SECONDS=20

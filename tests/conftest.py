@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Plugin())
 
 
+# By mark and file, patterns of names: what takes too long for `make test`, or for CI.
+TIMES: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("times.toml").read_text())
 ALL_MORE = re.compile(r"^pytestmark = .*\bpytest\.mark\.more\b", re.MULTILINE)
 
 
@@ -53,7 +56,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what no clone by itself can run: tests of files that are not in the tree."""
+    """Mark tests by the time that they take. Leave out what no clone by itself can run: tests of files beside it."""
+    for mark, files in TIMES.items():
+        tests = re.compile("|".join(rf"{file}\.py::(?:{'|'.join(names)})" for file, names in files.items()))
+        for item in items:
+            if tests.match(item.nodeid.removeprefix("tests/")):
+                item.add_marker(mark)
     wants = [isinstance(item, pytest.Function) and "shared_data" in item.fixturenames for item in items]
     if any(wants) and not SHARED_DATA.is_dir():
         config.hook.pytest_deselected(items=[item for item, left_out in zip(items, wants, strict=True) if left_out])

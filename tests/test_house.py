@@ -6,6 +6,7 @@ EXCEPTIONS is what the rules found when they were written. Take an entry out whe
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import tomllib
 from collections import Counter
@@ -159,3 +160,15 @@ def test_the_tests_of_each_package_are_there() -> None:
     assert table["tests"].keys() == table["lines"].keys()
     files = {file for some in table["tests"].values() for file in some}
     assert [file for file in sorted(files) if not (ROOT / "tests" / file).is_file()] == []
+
+
+def test_times_name_tests() -> None:
+    """Each pattern of times.toml begins with the name of a test that there is. Methods may be inherited."""
+    lost = []
+    for files in tomllib.loads((ROOT / "tests" / "times.toml").read_text()).values():
+        for file, patterns in files.items():
+            text = (ROOT / "tests" / f"{file}.py").read_text()
+            names = [re.match(r"\w*(::)?", pattern) for pattern in patterns]
+            words = [name[0][:-2] if name[1] else f"def {name[0]}" for name in names if name]
+            lost += [f"{file}: {word}" for word in words if not re.search(rf"\b{word}", text)]
+    assert not lost

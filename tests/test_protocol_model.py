@@ -90,6 +90,11 @@ def test_the_model_is_short() -> None:
 
 
 @pytest.mark.more
+def test_a_trace_and_a_rule_that_is_needed() -> None:
+    check(["ends_and_says_no", "no_trim"])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # a minute on an idle machine
 def test_the_claims_hold_and_each_rule_is_needed() -> None:
     check([name for name in commands() if not large(name)])

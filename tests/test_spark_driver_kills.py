@@ -137,9 +137,9 @@ def session(leader: int) -> Iterator[int]:
             continue
 
 
-@pytest.mark.parametrize("stride", [8, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [12, pytest.param(4, marks=pytest.mark.slow)])
 def test_steps_of_a_commit(tmp_path: Path, stride: int) -> None:
-    """Killed before every eighth step, a driver each; before every fourth where there is time."""
+    """Killed before every twelfth step, a driver each; before every fourth where there is time."""
     writes = Writes(tmp_path)
     assert writes.write("append", 0, 300)
     now = list(range(300))

@@ -155,7 +155,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("source", ["json", "ags_parquet"])
 def test_a_query_that_is_killed(tmp_path: Path, source: str, kills: int) -> None:
     """kill -9, again and again, of driver, JVM and Python workers at any moment: every row is there once.
