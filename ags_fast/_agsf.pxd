@@ -5,6 +5,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cdef extern from "agsf.h" nogil:
     enum:
         AGSF_NONCE_NBYTES
+        AGSF_EXTRACT_NBYTES
         AGSF_TAG_NBYTES
         AGSF_OVERHEAD_NBYTES
         AGSF_MAX_THREADS
@@ -57,6 +58,7 @@ cdef extern from "agsf.h" nogil:
     void agsf_key_free(agsf_key *key)
     uint64_t agsf_key_sealed(agsf_key *key)
     agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before)
+    agsf_status agsf_key_extract(agsf_key *key, const uint8_t *salt, size_t salt_nbytes, uint8_t *out_ret)
     agsf_status agsf_seal(agsf_key *key, const uint8_t *nonce, const uint8_t *aad, size_t aad_nbytes,
                           const uint8_t *plain, size_t plain_nbytes, uint8_t *out)
     agsf_status agsf_open(agsf_key *key, const uint8_t *nonce, const uint8_t *aad, size_t aad_nbytes,

@@ -281,6 +281,13 @@ cdef class Key:
         """Count messages that other processes have sealed with this key's value against its limit."""
         _check(agsf_key_carry(self._key, sealed_before), "the key")
 
+    def extract(self, salt):
+        """Return 32 bytes that make keys for other uses: HKDF-Extract of RFC 5869, by SHA-256, of the key's value."""
+        cdef memoryview view = _hold(salt, False)
+        out = PyBytes_FromStringAndSize(NULL, AGSF_EXTRACT_NBYTES)
+        _check(agsf_key_extract(self._key, _data(view), _nbytes(view), <uint8_t *> PyBytes_AS_STRING(out)), "the salt")
+        return out
+
     cdef bytes _message(self, bint seal, nonce, data, aad):
         cdef memoryview nonce_view = _hold(nonce, False), view = _hold(data, False), aad_view = _hold(aad, False)
         cdef size_t nbytes = _nbytes(view)

@@ -21,6 +21,7 @@
 #include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <openssl/params.h>
 #include <openssl/rand.h>
 
@@ -261,6 +262,19 @@ agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before) {
     status = counter_of(key, true, &counter);
     if (status == AGSF_OK) agsf_counter_carry(counter, sealed_before);
     return status;
+}
+
+agsf_status agsf_key_extract(agsf_key *key, const uint8_t *salt, size_t salt_nbytes,
+                             uint8_t out_ret[AGSF_EXTRACT_NBYTES]) {
+    bool ok;
+
+    if (salt_nbytes > INT_MAX) return AGSF_BAD_ARGUMENT;
+    agsf_aead_lock(); /* HMAC() fetches */
+    ok = HMAC(sha256, salt_nbytes == 0 ? (const uint8_t *)"" : salt, (int)salt_nbytes, key->bytes, key->nbytes, out_ret,
+              NULL) != NULL;
+    if (!ok) ERR_clear_error();
+    agsf_aead_unlock();
+    return ok ? AGSF_OK : AGSF_CRYPTO;
 }
 
 agsf_status agsf_key_reserve(agsf_key *key, uint64_t messages) {

@@ -37,6 +37,7 @@ enum {
     AGSF_NONCE_NBYTES = 12,    /* random, in front of each ciphertext */
     AGSF_TAG_NBYTES = 16,      /* behind each ciphertext */
     AGSF_OVERHEAD_NBYTES = 28, /* what sealing adds to a message: nonce and tag */
+    AGSF_EXTRACT_NBYTES = 32,  /* what agsf_key_extract() gives */
     AGSF_MAX_THREADS = 256,    /* upper bound; larger requests are clamped */
 };
 
@@ -154,6 +155,14 @@ uint64_t agsf_key_sealed(agsf_key *key);
  * above AGSF_KEY_LIMIT.
  */
 agsf_status agsf_key_carry(agsf_key *key, uint64_t sealed_before) AGSF_MUST_CHECK;
+
+/*
+ * agsf_key_extract() is HKDF-Extract (RFC 5869) with SHA-256: HMAC-SHA-256 of the key's value, under the salt. What it
+ * gives may make keys for other uses; nobody can compute the key from it. Failures: AGSF_BAD_ARGUMENT for a salt of
+ * 2 GiB, AGSF_CRYPTO.
+ */
+agsf_status agsf_key_extract(agsf_key *key, const uint8_t *salt, size_t salt_nbytes,
+                             uint8_t out_ret[AGSF_EXTRACT_NBYTES]) AGSF_MUST_CHECK;
 
 /* ---------------------------------------------------------------- threads */
 

@@ -228,6 +228,34 @@ static void check_counters(void) {
     }
 }
 
+/* HKDF-Extract is HMAC: what Python's hmac gives for these. A salt longer than a block of SHA-256 is hashed first. */
+static void check_extract(void) {
+    static const struct {
+        const char *key, *salt, *out;
+    } cases[] = {
+        {"000102030405060708090a0b0c0d0e0f", "6ab959eb4cd64743be53d430a1e0d3a3",
+         "0b14889522327600b044f2ff332f880be3a105b15411d043b28d75ff654de4c6"},
+        {KEY KEY, "", "f5351b7c6059301a8d7ad1a8633d0eec2605eb8373e4dcaffe20e52220e9b979"},
+        {KEY "feffe9928665731c", KEY KEY KEY KEY AAD,
+         "6fb9cfea116d1143036d25c19292a57a21e4feeb4e55019bcbd6d12d08affd75"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        guarded bytes = unhex(cases[i].key, AT_END), salt = unhex(cases[i].salt, AT_END),
+                expected = unhex(cases[i].out, AT_END), out = guarded_new(AGSF_EXTRACT_NBYTES, AT_END);
+        agsf_key *key = NULL;
+        CHECK_EQUAL(agsf_key_new(bytes.data, bytes.nbytes, &key), AGSF_OK);
+        CHECK_EQUAL(agsf_key_extract(key, salt.data, salt.nbytes, out.data), AGSF_OK);
+        CHECK(memcmp(out.data, expected.data, AGSF_EXTRACT_NBYTES) == 0);
+        CHECK_EQUAL(agsf_key_extract(key, salt.data, SIZE_MAX, out.data), AGSF_BAD_ARGUMENT);
+        agsf_key_free(key);
+        guarded_free(&bytes);
+        guarded_free(&salt);
+        guarded_free(&expected);
+        guarded_free(&out);
+    }
+}
+
 enum { RACERS = 4, LEFT = 1001 };
 
 static void *race(void *sealed_ret) {
@@ -272,6 +300,7 @@ int main(void) {
     agsf_key_free(key);
     checking("counters");
     check_counters();
+    check_extract();
     check_race_to_the_limit();
     return 0;
 }
