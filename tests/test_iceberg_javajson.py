@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
-from ags_fast.iceberg.javajson import in_java_order, java_hash, matches
+from ags_fast.metadata.javajson import in_java_order, java_hash, matches
 
 RAW: dict[str, Any] = {
     "location": "file:///t",

@@ -289,18 +289,28 @@ def test_a_kek_whose_wrap_was_exchanged(connect: Any, kms: Any, table: Any) -> N
     assert keys[raw["snapshots"][-1]["key-id"]]["encrypted-by-id"] != own["key-id"]
 
 
-def test_one_kek_for_each_process(connect: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_kek_seals_and_wraps(connect: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The KEK that sealed the state before, whichever process made it."""
+    for i in range(3):
+        new_process(monkeypatch)
+        connect().load_table("ns.t").append(rows(i, i + 1))
+    raw = raw_metadata(connect().load_table("ns.t"))
+    assert sum(one["encrypted-by-id"] == MASTER for one in raw["encryption-keys"]) == 1
+
+
+def test_one_kek_for_each_process_without_seals(connect: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def keks() -> int:
         raw = raw_metadata(connect().load_table("ns.t"))
         return sum(one["encrypted-by-id"] == MASTER for one in raw["encryption-keys"])
 
+    off = {"encryption.metadata-seal": "off"}
     assert keks() == 1
     for i in range(3):
-        connect().load_table("ns.t").append(rows(i, i + 1))
+        connect(**off).load_table("ns.t").append(rows(i, i + 1))
     assert keks() == 1
     new_process(monkeypatch)
     for i in range(3):
-        connect().load_table("ns.t").append(rows(i, i + 1))
+        connect(**off).load_table("ns.t").append(rows(i, i + 1))
     assert keks() == 2
 
 

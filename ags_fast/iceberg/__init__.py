@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.rekeying import rekey
     from ags_fast.iceberg.rest import RestCatalog
     from ags_fast.iceberg.rotation import rotate
+    from ags_fast.iceberg.seals import check_pin, pin, seal
     from ags_fast.iceberg.session import clear_cache
     from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
     from ags_fast.iceberg.verification import verify
 
 __all__ = ["Deleted", "DynamoDbCatalog", "FileIO", "GlueCatalog", "HiveCatalog", "RestCatalog", "SqlCatalog"]
-__all__ += ["TableFile", "clear_cache", "delete", "encrypt", "expire", "files", "inspecting", "load_catalog"]
-__all__ += ["open_table", "rekey", "rotate", "verify"]
+__all__ += ["TableFile", "check_pin", "clear_cache", "delete", "encrypt", "expire", "files", "inspecting"]
+__all__ += ["load_catalog", "open_table", "pin", "rekey", "rotate", "seal", "verify"]
 
 _HOMES = {
     "catalogs.dynamodb": ("DynamoDbCatalog",),
@@ -41,6 +42,7 @@ _HOMES = {
     "rekeying": ("rekey",),
     "rest": ("RestCatalog",),
     "rotation": ("rotate",),
+    "seals": ("check_pin", "pin", "seal"),
     "session": ("clear_cache",),
     "tables": ("TableFile", "files", "load_catalog", "open_table"),
     "verification": ("verify",),

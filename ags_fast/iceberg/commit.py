@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.exceptions import CommitFailedException
 
 from ags_fast.errors import ConcurrentChangeError, PolicyError
-from ags_fast.iceberg import metadata
+from ags_fast.iceberg import metadata, policy
 from ags_fast.iceberg.io import FileIO
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.session import Base, committing, seen_again
@@ -76,6 +76,8 @@ def edit(table: Table, change: Callable[[Raw], Raw]) -> Raw:
     for _ in range(ATTEMPTS):
         table.refresh()
         base = raw_metadata(table)
+        if policy.is_encrypted(base):
+            session.guard.see_base(base, table.metadata_location)
         made = change(base)
         if made is base:
             return base

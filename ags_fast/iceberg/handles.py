@@ -20,6 +20,7 @@ from ags_fast.iceberg.commit import begin, raw_metadata, table_io
 from ags_fast.iceberg.container import codec_of
 from ags_fast.iceberg.deletes import delete
 from ags_fast.iceberg.properties import GONE, TABLE, is_shown, restored
+from ags_fast.metadata.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,10 +89,11 @@ class _Handle(Table):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties of the table, also those that PyIceberg is not shown: see `ags_fast.iceberg.properties`."""
+        """All properties of the table but its seal, also what PyIceberg is not shown: `ags_fast.iceberg.properties`."""
         if not self.metadata_location:  # a new table, or one of a server that keeps it to itself
             return self.metadata.properties
-        return restored(raw_metadata(self).get("properties"), self.metadata.properties)
+        found = restored(raw_metadata(self).get("properties"), self.metadata.properties)
+        return {name: value for name, value in found.items() if name != PROPERTY}
 
     def scan(self, *args: Any, **named: Any) -> DataScan:
         """Plan a scan. See PyIceberg's method.

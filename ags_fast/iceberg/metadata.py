@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import properties
-from ags_fast.iceberg.javajson import TABLE, Raw
-from ags_fast.iceberg.shape import check_shape
+from ags_fast.metadata.javajson import TABLE, Raw
+from ags_fast.metadata.shape import check_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -9,6 +9,7 @@ from ags_fast.errors import PolicyError
 from ags_fast.iceberg.container import codec_of
 from ags_fast.iceberg.properties import SERVER, check_code, is_inspected, is_shown
 from ags_fast.keys.kms.names import TABLE, check_names
+from ags_fast.metadata.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -76,6 +77,8 @@ def check_given(given: Mapping[str, str], has: Mapping[str, str]) -> None:
         ValueError: One is mistyped: the table would be less protected than its owner wants, or nobody could write it.
     """
     check_settings(given, "the change")
+    if PROPERTY in given:
+        raise PolicyError(f"{PROPERTY} is not set or removed as a property: commits seal what they make of a seal")
     check_names(given, TABLE, "an Iceberg table")
     codec_of(given)
     if KEY_LENGTH in given and KEY_ID not in {**has, **given}:

@@ -13,19 +13,22 @@ import secrets
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
-from ags_fast.iceberg import javajson, policy
+from ags_fast.iceberg import policy
 from ags_fast.iceberg.locations import normal
 from ags_fast.keys.cache import clear_cache as clear_keks
 from ags_fast.keys.iceberg import add_manifest_list_key, manifest_list_key, read_encryption_keys, write_encryption_keys
 from ags_fast.keys.kms import as_kms, shared_client
 from ags_fast.keys.kms.client import allowed_patterns
 from ags_fast.keys.kms.names import CATALOG, GUARDS, TABLE, check_catalog_names, guards, merged
+from ags_fast.metadata import javajson
+from ags_fast.metadata.guard import SETTING, Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -125,7 +128,9 @@ def received(token: str, settings: dict[str, Any], name: tuple[str, str], *known
     return state
 
 
-def client_session(kms: _Kms, properties: dict[str, Any], *, writes: bool = True) -> Session:
+def client_session(
+    kms: _Kms, properties: dict[str, Any], *, writes: bool = True, pins: Mapping[str, str] | None = None
+) -> Session:
     """Return the session of a client with these settings, all of which are checked at once.
 
     `kms` is a client or its properties; None takes them from `properties`. Guards among `properties` hold for it, too.
@@ -136,7 +141,8 @@ def client_session(kms: _Kms, properties: dict[str, Any], *, writes: bool = True
     chosen = properties.pop("py-io-impl", None)
     found = kms_of(properties, kms)
     plaintext = policy.plaintext_setting(properties, encrypts=found is not None)
-    session = Session(found, writes=writes, io_impl=None if chosen == IO_IMPL else chosen, plaintext=plaintext)
+    impl, seals = None if chosen == IO_IMPL else chosen, str(properties.get(SETTING, "write"))
+    session = Session(found, writes=writes, io_impl=impl, plaintext=plaintext, seals=seals, pins=pins)
     if found is not None:
         _ = session.kms  # makes the client, which refuses what it does not know
     return session
@@ -184,6 +190,8 @@ class Session:
         io_impl: str | None = None,
         plaintext: policy.Plaintext,
         marks: bool = False,
+        seals: str = "write",
+        pins: Mapping[str, str] | None = None,
     ) -> None:
         self.token = secrets.token_hex(8)
         self.io_impl, self.plaintext, self.marks = io_impl, plaintext, marks
@@ -197,6 +205,7 @@ class Session:
         self._metadata: dict[str, tuple[Raw, bytes]] = {}
         self._hashes: dict[str, str | None] = {}
         self._edits: dict[str, Callable[[Raw], Raw]] = {}
+        self.guard = Guard(seals, pins or {}, lambda: self.kms, lambda: [] if kms is None else self._allowed())
         _sessions[self.token] = self
 
     def __repr__(self) -> str:
@@ -221,11 +230,12 @@ class Session:
 
     def allows(self, master: str) -> bool:
         """Tell whether the client's own configuration names a master key in ``encryption.allowed-key-ids``."""
-        try:
-            own = self.kms.properties
-        except TypeError:  # a client that was made without
-            return False
-        return any(fnmatchcase(master, one) for one in allowed_patterns(own) if one != "*")
+        return any(fnmatchcase(master, one) for one in self._allowed())
+
+    def _allowed(self) -> list[str]:
+        with suppress(TypeError):  # of a client that was made without properties
+            return [one for one in allowed_patterns(self.kms.properties) if one != "*"]
+        return []
 
     def check_writes(self) -> None:
         """Refuse to write from a FileIO that only reads."""
@@ -275,6 +285,7 @@ class Session:
 
     def check_metadata(self, raw: Raw, location: str) -> None:
         """Refuse metadata that were read: see `policy.check_raw`. IntegrityError if the table was encrypted before."""
+        self.guard.check_read(raw, location)
         base, found = committing.get(), signs(raw.get("table-uuid"), raw.get("location"), location)
         encrypted = policy.is_encrypted(raw)
         if not encrypted and ((base is not None and base.io.encrypted) or not found.isdisjoint(_encrypted)):
@@ -441,9 +452,11 @@ class TableState:
         By a KEK that was made here: metadata may name one that somebody else can open, and no reader can tell.
         """
         properties, keys = raw["properties"], read_encryption_keys(raw.get("encryption-keys") or ())
-        length = int(properties.get(policy.KEY_LENGTH, "16"))
+        length, sealing, own = int(properties.get(policy.KEY_LENGTH, "16")), self.session.guard.wrapping(raw), _keks
+        if sealing is not None:
+            own = {one.key_id: one.encrypted_key_metadata for one in keys if one.key_id == sealing}
         made, key_id = add_manifest_list_key(
-            keys, metadata, self.session.kms, properties[policy.KEY_ID], length=length, own=_keks
+            keys, metadata, self.session.kms, properties[policy.KEY_ID], length=length, own=own
         )
         self.made(keys, made)
         return {**raw, "encryption-keys": write_encryption_keys(made)}, key_id

@@ -16,9 +16,9 @@ from ags_fast.iceberg.handles import FileTable
 from ags_fast.iceberg.io import FileIO
 from ags_fast.iceberg.reading import LIST, MANIFEST
 from ags_fast.iceberg.session import IO_IMPL, SESSION, Session, client_session
-from ags_fast.iceberg.shape import understood
 from ags_fast.iceberg.snapshots import snapshot_of
 from ags_fast.iceberg.walk import Tree
+from ags_fast.metadata.shape import understood
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

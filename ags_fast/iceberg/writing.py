@@ -11,12 +11,13 @@ from ags_fast.ags1 import AgsCodec
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import manifests, metadata, policy, properties, rewriting
 from ags_fast.iceberg.container import read_container
-from ags_fast.iceberg.javajson import in_java_order
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.outcome import Attempt, attempted
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.walk import find
+from ags_fast.keys.iceberg import read_encryption_keys
 from ags_fast.keys.metadata import StandardKeyMetadata
+from ags_fast.metadata.javajson import in_java_order
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO as InnerIO
@@ -67,7 +68,8 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
     written = shown.get("properties") or {}
     mark = written.pop(metadata.MARK, None)
     log = shown.get("metadata-log") or ()
-    base = load_metadata(session, log[-1]["metadata-file"], inner) if log else None
+    before = log[-1]["metadata-file"] if log else ""
+    base = load_metadata(session, before, inner) if log else None
     if not policy.is_encrypted(shown) and (base is None or not policy.is_encrypted(base)) and mark is None:
         session.check_plaintext_table(location)
         upgrading = session.table_of(shown).upgrading
@@ -79,6 +81,8 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
         attempted.set(Attempt(base, raw, location))
         return data
     session.check_writes()
+    if base is not None and policy.is_encrypted(base):
+        session.guard.see_base(base, before)
     if mark is not None:
         # An edit of the raw metadata: PyIceberg's change only brings the time, and where the metadata before are.
         raw = dict(session.edit(mark)(base or {}))
@@ -90,7 +94,11 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
         state = session.table_of(shown)
         raw = metadata.merge(base, shown, lambda raw, new: seal_lists(state, raw, new, inner))
     if policy.is_encrypted(raw):
-        raw = in_java_order(raw)
+        raw, encrypted = in_java_order(raw), base if base and policy.is_encrypted(base) else None
+        keys = raw.get("encryption-keys") or ()
+        if session.guard.seal(encrypted, before, raw, location):
+            session.table_of(raw).made(*map(read_encryption_keys, (keys, raw["encryption-keys"])))
+            raw = in_java_order(raw)
     data = metadata.dump(raw, location)
     session.remember(raw, location, data, own=True)
     attempted.set(Attempt(base, raw, location))

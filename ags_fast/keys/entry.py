@@ -16,26 +16,9 @@ from ags_fast.errors import FormatError
 from ags_fast.keys.encoding import to_base64, unbase64
 from ags_fast.keys.kms import Wrapped, check_key_id
 
-__all__ = [
-    "COLUMNS",
-    "KEY_TIMESTAMP",
-    "LATEST_MS",
-    "MASTER_VERSION",
-    "MOVED_FROM",
-    "RETIRES_MS",
-    "REWRAPPED_MS",
-    "ROW",
-    "SCOPE",
-    "SUCCESSOR",
-    "KeyEntry",
-    "for_columns",
-    "left_masters",
-    "moved",
-    "retired",
-    "retires_ms",
-    "seals_documents",
-    "with_version",
-]
+__all__ = ["COLUMNS", "KEY_TIMESTAMP", "LATEST_MS", "MASTER_VERSION", "MOVED_FROM", "RETIRES_MS", "REWRAPPED_MS"]
+__all__ += ["ROW", "SCOPE", "SUCCESSOR", "KeyEntry", "for_columns", "left_masters", "moved", "retired", "retires_ms"]
+__all__ += ["seals_documents", "with_version"]
 
 STATES = ("active", "retired")
 LATEST_MS = 253_402_300_799_999  # the end of the year 9999, in milliseconds since the epoch

@@ -279,6 +279,10 @@ class Envelope:
         if entry.uses > KEY_LIMIT:  # the store counts ahead, for all processes
             raise _used_up(entry)
 
+    def extract(self, key_id: str, salt: bytes) -> bytes:
+        """Return what `Key.extract` gives of a KEK, in double wrap."""
+        return KeyBytes(self._key(self._entry(key_id)).extract(salt))
+
     def prepare(self, key_id: str) -> None:
         """Have the KMS unwrap a KEK now, so that a refusal comes before any work. In single wrap, do nothing."""
         if (entry := self._entry(key_id)).double_wrap:

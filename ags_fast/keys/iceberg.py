@@ -33,16 +33,8 @@ if TYPE_CHECKING:
 
     from ags_fast.keys.kms import KmsClient
 
-__all__ = [
-    "EncryptedKey",
-    "add_manifest_list_key",
-    "manifest_list_key",
-    "read_encryption_keys",
-    "rewrap_keks",
-    "rotate_keks",
-    "unused_keys",
-    "write_encryption_keys",
-]
+__all__ = ["EncryptedKey", "add_manifest_list_key", "manifest_list_key", "read_encryption_keys", "rewrap_keks"]
+__all__ += ["rotate_keks", "sealing_secret", "unused_keys", "write_encryption_keys"]
 
 FIELDS = ("key-id", "encrypted-key-metadata", "encrypted-by-id", "properties")
 STATE, USES = "ags.state", "ags.uses"  # properties for what only a `KeyEntry` has, where it is not the default
@@ -343,6 +335,12 @@ def rewrap_keks(
                 key = _rewrapped(key, witnesses.get(key.key_id), client, target, new)
         result.append(key)
     return result
+
+
+def sealing_secret(keys: Iterable[EncryptedKey], kek_id: str, kms: KmsClient | Mapping[str, str], salt: bytes) -> bytes:
+    """Return what a KEK makes seals of tables with: see `Key.extract`. KeyAccessError: the KMS refuses the KEK."""
+    kek = _named(keys)[kek_id]
+    return _envelope(kek, _client(kms))[0].extract(kek_id, salt)
 
 
 def _rewrapped(

@@ -50,10 +50,12 @@ from ags_fast.iceberg.session import (
     forget_encrypted,
     signs,
 )
-from ags_fast.iceberg.shape import understood
 from ags_fast.iceberg.snapshots import check_texts
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, remove
+from ags_fast.metadata.guard import loading
+from ags_fast.metadata.shape import understood
+from ags_fast.metadata.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
@@ -86,11 +88,12 @@ class EncryptedCatalog(Catalog):
     """
 
     def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
+        pins = properties.pop("pins", None)
         if properties.pop(CATALOG_IMPL, None) is not None:
             # PyIceberg's load_catalog has chosen this class, and passes nothing of its configuration.
             properties = {**(Config().get_catalog_config(name) or {}), **properties}
             properties.pop(CATALOG_IMPL, None)
-        self._encryption = client_session(kms, properties)  # PyIceberg's RestCatalog has a `_session`
+        self._encryption = client_session(kms, properties, pins=pins)  # PyIceberg's RestCatalog has a `_session`
         self._encrypted: dict[Identifier, set[str]] = {}  # the signs of tables that were encrypted under a name
         super().__init__(name, **{**properties, "py-io-impl": IO_IMPL, SESSION: self._encryption.token})
 
@@ -118,7 +121,7 @@ class EncryptedCatalog(Catalog):
     def load_table(self, identifier: str | Identifier) -> Table:
         """Load a table. PolicyError or IntegrityError if it is in plaintext and may not be. See PyIceberg's method."""
         name = self.identifier_to_tuple(identifier)
-        with understood():
+        with loading(".".join(name)), understood():
             table = handle(super().load_table(identifier))  # type: ignore[safe-super]
         if table_io(table).encrypted:
             self._encrypted[name] = signs(table.metadata.table_uuid, table.metadata.location, table.metadata_location)
@@ -190,7 +193,8 @@ class EncryptedCatalog(Catalog):
         base = committing.set(Base(None if is_new else raw_metadata(table), table_io(table)))
         token = attempted.set(None)
         try:
-            return self._commit(table, requirements, updates)
+            with loading(".".join(table.name())):
+                return self._commit(table, requirements, updates)
         except Exception as error:
             there = self._made(table, error)
             if there is None:
@@ -294,7 +298,8 @@ def check_commit(table: Table, requirements: tuple[TableRequirement, ...], updat
     has = {} if is_new else table.metadata.properties
     for update in updates:
         if isinstance(update, SetPropertiesUpdate):
-            given = {name: value for name, value in update.updates.items() if name != metadata.MARK and value != GONE}
+            kept = {name: value for name, value in update.updates.items() if value != GONE or name == PROPERTY}
+            given = {name: value for name, value in kept.items() if name != metadata.MARK}
             policy.check_given(given, has)
             if policy.KEY_ID in given and not is_new:
                 policy.check_key_id(has, given)

@@ -12,7 +12,7 @@ from pyiceberg.catalog.hive import HiveCatalog as _HiveCatalog
 
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.catalogs.base import LOCATION, EncryptedCatalog, check_stored, set_stored
-from ags_fast.iceberg.javajson import METADATA_HASH, java_hash
+from ags_fast.metadata.javajson import METADATA_HASH, java_hash
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -87,7 +87,8 @@ BY_PROVIDER: dict[str, frozenset[str]] = {
         }
     ),
 }
-CATALOG = frozenset(f"encryption.{name}" for name in ("delete-roots", "plaintext-files", "plaintext-tables"))
+OF_CATALOG = ("delete-roots", "metadata-seal", "plaintext-files", "plaintext-tables")
+CATALOG = frozenset(f"encryption.{name}" for name in OF_CATALOG)
 TABLE = frozenset({"encryption.data-key-length", "encryption.key-id", "encryption.plaintext-snapshots"})  # of Iceberg
 # Of Iceberg's own catalogs, with names near ours: accepted, and not read.
 ELSEWHERE = frozenset({"client.role-session-name", "gcs.impersonate.scopes", "kms.data-key-spec"})

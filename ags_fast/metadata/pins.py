@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
 from ags_fast.errors import IntegrityError
-from ags_fast.seals.seal import ID_NBYTES, LEVELS, decoded, encoded
-from ags_fast.seals.state import digest, snapshot_text
+from ags_fast.metadata.seal import ID_NBYTES, LEVELS, decoded, encoded
+from ags_fast.metadata.state import digest, snapshot_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ags_fast.seals.seal import Seal, SealKey
+    from ags_fast.metadata.seal import Seal, SealKey
 
 __all__ = ["OpenPin", "SealedPin", "parse"]
 
@@ -62,7 +62,7 @@ class SealedPin(NamedTuple):
             raise _another("it is another table")
         if seal.n < self.n:
             raise _another(f"the table's state {seal.n} is older than the pin's, {self.n}: it was rolled back")
-        if all(one.fingerprint != self.fingerprint for one in seal.earlier(key)):
+        if self.fingerprint not in (one.fingerprint for one in seal.earlier(key)):
             raise _another("its seal was made with a key that does not follow from the pin's")
         if seal.n == self.n:
             if seal.id != self.id:

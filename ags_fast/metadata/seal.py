@@ -13,18 +13,19 @@ import hmac
 import json
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from uuid import UUID
 
 from ags_fast._core import NONCE_NBYTES, TAG_NBYTES, Key
 from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import IntegrityError, PolicyError
-from ags_fast.seals.state import PROPERTY, digest, text_of
+from ags_fast.metadata.state import PROPERTY, digest, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from ags_fast.seals.state import Known
+    from ags_fast.metadata.state import Known
 
 __all__ = ["ID_NBYTES", "LEVELS", "Seal", "SealKey", "decoded", "encoded", "make", "seal_of"]
 
@@ -174,12 +175,13 @@ class Seal(NamedTuple):
         at = named.index(n) * ID_NBYTES
         return self.ancestors[at : at + ID_NBYTES]
 
-    def earlier(self, key: SealKey) -> list[SealKey]:
-        """Return the seal's key, and those of earlier KEKs, the newest first. IntegrityError if one does not open."""
-        found = [key]
-        for at in range(len(self.keys) - WRAPPED_NBYTES, -1, -WRAPPED_NBYTES):
-            found.append(found[-1].unwrap(self.keys[at : at + WRAPPED_NBYTES]))
-        return found
+    def earlier(self, key: SealKey) -> Iterator[SealKey]:
+        """Yield the seal's key, and those of earlier KEKs, the newest first, as far as each opens the one before."""
+        yield key
+        with suppress(IntegrityError):
+            for at in range(len(self.keys) - WRAPPED_NBYTES, -1, -WRAPPED_NBYTES):
+                key = key.unwrap(self.keys[at : at + WRAPPED_NBYTES])
+                yield key
 
 
 def positions(n: int) -> list[int]:

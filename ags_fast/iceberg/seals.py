@@ -1,0 +1,155 @@
+"""Seal a table that others have changed, and pins of tables: what shows that metadata are the owner's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ags_fast.dataset.names import new_job_id
+from ags_fast.errors import AgsError, IntegrityError, PolicyError
+from ags_fast.iceberg import policy
+from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.reading import load_metadata
+from ags_fast.iceberg.verification import verify
+from ags_fast.jobs.results import JobResult, Row, counted
+from ags_fast.metadata.guard import SEALED, adopting, loading
+from ags_fast.metadata.pins import OpenPin, SealedPin, parse
+from ags_fast.metadata.state import PROPERTY, canonical, digest
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.metadata.guard import Sealed
+
+__all__ = ["check_pin", "pin", "seal"]
+
+
+def pin(table: Table) -> str:
+    """Return the pin of a table as it was loaded: a text, not secret, to be kept away from the table.
+
+    ``load_catalog(..., pins={"shop.orders": pin})`` and `check_pin` take it. A pin that begins with ``ags1u.`` is of
+    metadata without a seal: it shows a restore or a fork, and nothing of what who writes metadata has made.
+
+    Raises:
+        IntegrityError: The seal was forged.
+        PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
+        KeyAccessError: The KMS refuses the KEK of the seal.
+    """
+    raw = _encrypted(table)
+    found = _look(table, raw)
+    if found.verdict == SEALED and found.seal is not None and found.key is not None:
+        return SealedPin.of(found.seal, found.key).text
+    return OpenPin.of(raw).text
+
+
+def check_pin(table: Table, pin: str) -> None:
+    """See that a table, as it was loaded, descends from a pin.
+
+    Raises:
+        IntegrityError: It does not, or was changed after it was sealed.
+        ValueError: The pin is malformed.
+        PolicyError, KeyAccessError: As for `pin`.
+    """
+    raw, known = _encrypted(table), parse(pin)
+    if isinstance(known, OpenPin):
+        known.check(raw)
+        return
+    found = _look(table, raw)
+    if found.verdict != SEALED or found.seal is None or found.key is None:
+        raise IntegrityError(f"the table does not descend from its pin: its metadata are {found.verdict}")
+    known.check(found.seal, found.key)
+
+
+@counted
+def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobResult:
+    """Seal what was changed since the table was sealed last, or a table that was never sealed.
+
+    Look at the rows first, with `dry_run`: whoever can write to the storage may have made a change, and nothing tells
+    it from one of the owner's. Every tag of every file is checked before. A new KEK makes the seal, unless the table
+    descends from `pin`: somebody may have put an old KEK back.
+
+    Args:
+        table: A table of a catalog of ags_fast.iceberg. Afterwards it is the sealed version.
+        pin: A pin that the table descended from when it was sealed last.
+        dry_run: Only return the rows.
+
+    Returns:
+        A row for each difference to the state that was sealed last: ``src`` is what differs, such as
+        ``properties/comment``, and the class of the error is Added, Changed or Removed. Without that state there is one
+        row, "Unsealed". Then come the rows of `verify` that failed: nothing is committed if there are any.
+
+    Raises:
+        IntegrityError: The seal was forged, or is not a descendant of `pin`.
+        ConcurrentChangeError, PolicyError, KeyAccessError, ValueError: As for other changes of a table.
+    """
+    raw = _encrypted(table)
+    result = JobResult(new_job_id(), "seal", table.location(), None, [])
+    found = _look(table, raw)
+    if found.verdict == SEALED:
+        return result
+    if pin is not None:
+        known = parse(pin)
+        if isinstance(known, OpenPin) or found.seal is None or found.key is None:
+            raise ValueError("the pin is of metadata without a seal, or the table has no seal of its own to compare")
+        known.check(found.seal, found.key)
+    result.rows += _differences(table, raw, found)
+    failed = [row for row in verify(table, statistics="allow").rows if row.status == "failed"]
+    result.rows += failed
+    if dry_run or failed:
+        return result
+    token = adopting.set("same" if pin is not None else "new")
+    try:
+        with loading(".".join(table.name())):
+            edit(table, lambda newest: {**newest} if newest == raw else _refused(table))
+    finally:
+        adopting.reset(token)
+    return result
+
+
+def _refused(table: Table) -> Raw:
+    raise IntegrityError(f"{'.'.join(table.name())} was changed meanwhile: look at the differences again")
+
+
+def _encrypted(table: Table) -> Raw:
+    raw = raw_metadata(table)
+    if not policy.is_encrypted(raw):
+        raise PolicyError(f"the table has no {policy.KEY_ID}: it is in plaintext, and has no seal")
+    return raw
+
+
+def _look(table: Table, raw: Raw) -> Sealed:
+    return table_io(table).session.guard.look(raw, table.metadata_location)
+
+
+def _differences(table: Table, raw: Raw, found: Sealed) -> list[Row]:
+    """Return a row for each item in which metadata differ from the state that was sealed last."""
+    io, before, sealed = table_io(table), None, found.seal if found.key is not None else None
+    for one in reversed(raw.get("metadata-log") or ()) if sealed is not None else ():
+        try:
+            older = load_metadata(io.session, one["metadata-file"], io.inner(one["metadata-file"]))
+            if sealed is not None and digest(older) == sealed.state:
+                before = older
+                break
+        except (AgsError, OSError):  # expired, damaged, or not the table's
+            continue
+    if before is None:
+        why = "no metadata file of the log is the state that was sealed last: look at all of the table"
+        return [Row(table.metadata_location, None, "skipped", "Unsealed", why, format="metadata")]
+    was, now = _items(before), _items(raw)
+    rows = []
+    for name in sorted(was.keys() | now.keys()):
+        if was.get(name) != now.get(name):
+            kind = "Added" if name not in was else "Removed" if name not in now else "Changed"
+            rows.append(Row(name, None, "skipped", kind, f"{kind.lower()} since it was sealed", format="metadata"))
+    return rows
+
+
+def _items(raw: Raw) -> dict[str, Any]:
+    """Return the items of a state by what they are: members of the metadata, and of those that are objects."""
+    state = json.loads(canonical(raw).partition(b"\n")[2])
+    items: dict[str, Any] = {}
+    for name, value in state.items():
+        parts = value if isinstance(value, dict) else {"": value}
+        items |= {f"{name}/{part}".rstrip("/"): one for part, one in parts.items() if part != PROPERTY}
+    return items

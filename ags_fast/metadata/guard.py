@@ -1,0 +1,238 @@
+"""What one client demands of the seals of tables, and what it has seen of them.
+
+``encryption.metadata-seal`` is the client's setting: ``write`` (the default) seals each new state of a table whose
+state before was sealed; ``require`` reads and changes sealed states only; ``off`` looks at no seal and makes none. A
+pin of a sealed state makes its table ``require``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import warnings
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.keys.iceberg import read_encryption_keys, rotate_keks, sealing_secret, write_encryption_keys
+from ags_fast.metadata.pins import OpenPin, SealedPin, parse
+from ags_fast.metadata.seal import Seal, SealKey, make, seal_of
+from ags_fast.metadata.state import PROPERTY, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from ags_fast.keys.kms import KmsClient
+    from ags_fast.metadata.state import Known
+
+__all__ = ["CHANGED", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "Guard", "Sealed", "adopting", "loading"]
+
+SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
+BASES = 64  # of commits, whose verdicts are kept
+KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
+SEALED, CHANGED, FOREIGN, UNSEALED = "sealed", "changed", "foreign", "unsealed"
+DO = "If its owner did that, look at it with `ags-fast iceberg verify`, and then run `ags-fast iceberg seal`"
+WHY = {
+    CHANGED: "was changed after it was sealed, by Java or by somebody else, or moved from where it was written",
+    FOREIGN: "has the seal of another table, or one by a key that the table does not have",
+    UNSEALED: "has no seal",
+}
+
+named: ContextVar[str | None] = ContextVar("named", default=None)  # the identifier that this thread loads or changes
+# Whether the commit of this thread seals what was not sealed, with the "same" KEK or a "new" one.
+adopting: ContextVar[str] = ContextVar("adopting", default="")
+
+
+def _uuid(raw: Mapping[str, Any]) -> UUID:
+    try:
+        return UUID(str(raw.get("table-uuid")))
+    except ValueError:
+        raise FormatError("the metadata have no table-uuid") from None
+
+
+class Sealed(NamedTuple):
+    """What the metadata of a table are: the verdict, and the seal and its key, if the seal is authentic."""
+
+    verdict: str
+    seal: Seal | None = None
+    key: SealKey | None = None
+
+
+begun: ContextVar[Sealed | None] = ContextVar("begun", default=None)  # on what the commit of this thread begins
+
+
+@dataclass
+class _Memory:
+    """The newest sealed state that was seen of a table, and the texts of its items."""
+
+    pin: SealedPin | None
+    known: Known
+
+
+class Guard:
+    """What a client demands. Threads may share it.
+
+    Args:
+        setting: ``require``, ``write`` or ``off``.
+        pins: By the identifiers of tables: pins, as text.
+        kms: Gives the client of the KMS.
+        allowed: Gives the patterns of master keys that the client's own configuration names.
+
+    Raises:
+        ValueError: The setting or a pin is malformed, or ``require`` has nothing to tell the owner's keys by.
+    """
+
+    def __init__(
+        self,
+        setting: str,
+        pins: Mapping[str, str],
+        kms: Callable[[], KmsClient],
+        allowed: Callable[[], Collection[str]],
+    ) -> None:
+        if setting not in SETTINGS:
+            raise ValueError(f"{SETTING} must be one of {', '.join(SETTINGS)}, not {setting!r}")
+        if setting == "require" and not pins and not allowed():
+            raise ValueError(
+                f"{SETTING}=require needs encryption.allowed-key-ids, or pins: without them whoever has any key of "
+                "the KMS can seal"
+            )
+        self.setting, self.pins = setting, {name: parse(text) for name, text in pins.items()}
+        self._kms, self._allowed = kms, allowed
+        self._seen: dict[UUID, _Memory] = {}
+        self._bases: dict[str, tuple[Any, Sealed]] = {}  # what commits begin on, by location: metadata and verdict
+
+    def look(self, raw: Mapping[str, Any], location: str, *, server: bool = False) -> Sealed:
+        """Return what metadata are. server: a REST server sent them.
+
+        Raises:
+            IntegrityError: The seal is forged or malformed.
+            PolicyError: It is of a later scheme.
+            KeyAccessError: The KMS refuses its KEK.
+        """
+        seal = seal_of(raw)
+        if seal is None:
+            return Sealed(UNSEALED)
+        entry = next((one for one in raw.get("encryption-keys") or () if one.get("key-id") == seal.kek), None)
+        if seal.table != _uuid(raw) or entry is None:
+            return Sealed(FOREIGN, seal)
+        master, allowed = str(entry.get("encrypted-by-id")), self._allowed()
+        if allowed and not any(fnmatchcase(master, one) for one in allowed):
+            raise IntegrityError(f"{location} is sealed under the master key {master!r}, which you do not allow")
+        secret = sealing_secret(read_encryption_keys([entry]), seal.kek, self._kms(), seal.table.bytes)
+        if not seal.is_by(key := SealKey(secret, seal.table)):
+            raise IntegrityError(f"{location} was changed: its seal was forged")
+        file = None if server and seal.file is None else location.rpartition("/")[2]
+        same = (seal.file, master) == (file, raw["properties"].get(KEY_ID))
+        known = self._memory(seal.table).known
+        if same and hmac.compare_digest(digest(raw, known), seal.state):
+            return Sealed(SEALED, seal, key)
+        return Sealed(CHANGED, seal, key)
+
+    def check_read(self, raw: Mapping[str, Any], location: str, *, server: bool = False) -> None:
+        """Refuse metadata that the client may not read. IntegrityError."""
+        pin = self.pins.get(named.get() or "")
+        if self.setting != "require" and pin is None:
+            return
+        if isinstance(pin, OpenPin):
+            pin.check(raw)
+            if self.setting != "require":
+                return
+        if pin is None and not self._allowed():
+            raise ValueError(f"{SETTING}=require needs encryption.allowed-key-ids, or a pin of {named.get()}")
+        found = self._required(raw, location, server)
+        assert found.seal is not None and found.key is not None
+        folders = (f"{raw['location'].rstrip('/')}/metadata", raw["properties"].get("write.metadata.path"))
+        if not server and location.rpartition("/")[0] not in [one.rstrip("/") for one in folders if one]:
+            raise IntegrityError(f"{location} was moved: its table keeps its metadata in {folders[0]}")
+        if isinstance(pin, SealedPin):
+            pin.check(found.seal, found.key)
+        memory = self._memory(found.seal.table)
+        if memory.pin is not None:
+            memory.pin.check(found.seal, found.key)
+        memory.pin = SealedPin.of(found.seal, found.key)
+
+    def _required(self, raw: Mapping[str, Any], location: str, server: bool) -> Sealed:
+        found = self.look(raw, location, server=server)
+        if found.verdict != SEALED:
+            raise IntegrityError(f"{location} {WHY[found.verdict]}, and this client requires a seal. {DO}")
+        return found
+
+    def see_base(self, raw: Mapping[str, Any], location: str) -> Sealed:
+        """Check in full what a commit begins on. IntegrityError if the client requires a seal, and there is none."""
+        if self.setting == "off":
+            return Sealed(UNSEALED)
+        known, found = self._bases.get(location, (None, Sealed(UNSEALED)))
+        if known is not raw:  # a file that was read again may be another
+            requires = self.setting == "require" or isinstance(self.pins.get(named.get() or ""), SealedPin)
+            found = (self._required if requires and not adopting.get() else self.look)(raw, location, server=False)
+            self._keep(location, raw, found)
+        begun.set(found)
+        return found
+
+    def _keep(self, location: str, raw: Mapping[str, Any], found: Sealed) -> None:
+        self._bases[location] = raw, found
+        if len(self._bases) > BASES:
+            self._bases.pop(next(iter(self._bases)), None)
+
+    def wrapping(self, raw: Mapping[str, Any]) -> str | None:
+        """Return the KEK that alone may wrap in metadata that a commit makes of a sealed state; None: no such state."""
+        base = begun.get()
+        if base is None or base.verdict != SEALED or base.seal is None or self.setting == "off":
+            return None
+        return base.seal.kek if raw["properties"].get(PROPERTY) == base.seal.text else None
+
+    def seal(self, base: Mapping[str, Any] | None, at: str, raw: dict[str, Any], location: str) -> bool:
+        """Seal the metadata of a commit, which are changed, if their base is sealed, or is none.
+
+        Returns whether that took a new KEK, which is then among their keys.
+
+        Args:
+            base: What the commit begins on; None: a new table, or one that was in plaintext.
+            at: Where that is.
+            raw: The new metadata, complete but for the seal.
+            location: Where they are to be.
+        """
+        if self.setting == "off":
+            return False
+        found = Sealed(UNSEALED) if base is None else self.see_base(base, at)
+        if base is not None and found.verdict != SEALED and not adopting.get():
+            if found.verdict != UNSEALED:
+                warnings.warn(f"{at} {WHY[found.verdict]}: the commit is not sealed. {DO}", stacklevel=2)
+            return False
+        keys = read_encryption_keys(raw.get("encryption-keys") or ())
+        if fresh := not any(one.is_kek for one in keys) or adopting.get() == "new":
+            master, length = raw["properties"][KEY_ID], int(raw["properties"].get(KEY_LENGTH, "16"))
+            keys = rotate_keks(keys, self._kms(), master, length=length)
+            raw["encryption-keys"] = write_encryption_keys(keys)
+        before = {one.get("key-id") for one in (base or {}).get("encryption-keys") or ()}
+        made = [one.key_id for one in keys if one.is_kek and one.key_id not in before]
+        there = [one.key_id for one in keys if found.seal is not None and one.key_id == found.seal.kek]
+        kek = (made or there or [""])[0]
+        if not kek:
+            raise IntegrityError(f"the commit takes away the KEK that sealed {at}, and makes no other")
+        table = _uuid(raw)
+        key = SealKey(sealing_secret(keys, kek, self._kms(), table.bytes), table)
+        name, adopts = location.rpartition("/")[2], found.verdict != SEALED and found.seal is not None
+        known = self._memory(table).known
+        sealed = make(raw, kek, key, found.seal, found.key, file=name, adopts=adopts, known=known)
+        raw["properties"] = {**raw["properties"], PROPERTY: sealed.text}
+        self._keep(location, raw, Sealed(SEALED, sealed, key))
+        return fresh
+
+    def _memory(self, table: UUID) -> _Memory:
+        if len(self._seen) > 1000:
+            self._seen.pop(next(iter(self._seen)))
+        return self._seen.setdefault(table, _Memory(None, {}))
+
+
+@contextmanager
+def loading(identifier: str) -> Iterator[None]:
+    """Let what this thread reads be the metadata of a table."""
+    token = named.set(identifier)
+    try:
+        yield
+    finally:
+        named.reset(token)

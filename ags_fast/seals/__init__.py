@@ -1,1 +1,0 @@
-"""Seals and pins of Iceberg tables, as pure functions: see `ags_fast.seals.seal`."""
