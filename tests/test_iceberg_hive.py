@@ -197,7 +197,7 @@ def test_metadata_of_a_plaintext_table_in_its_place_are_refused(
     table = create(connect())
 
     def plain(raw: dict[str, Any]) -> dict[str, Any]:
-        return {**raw, "properties": {}}
+        return {**raw, "properties": {}, "encryption-keys": []}
 
     rewrite(table.metadata_location, plain)
     set_parameters(metastore, connect, **{HASH: None})
