@@ -24,8 +24,28 @@ from requests.adapters import HTTPAdapter
 from servers.iceberg_rest import iceberg_rest
 from support import finish_python, program, start_python
 
-from ags_fast.errors import ConcurrentChangeError, FormatError, KeyAccessError, PolicyError, UnsupportedChangeError
-from ags_fast.iceberg import delete, encrypt, expire, files, load_catalog, open_table, rekey, rotate, verify
+from ags_fast.errors import (
+    ConcurrentChangeError,
+    FormatError,
+    IntegrityError,
+    KeyAccessError,
+    PolicyError,
+    UnsupportedChangeError,
+)
+from ags_fast.iceberg import (
+    check_pin,
+    delete,
+    encrypt,
+    expire,
+    files,
+    load_catalog,
+    open_table,
+    pin,
+    rekey,
+    rotate,
+    seal,
+    verify,
+)
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.session import clear_cache
 from ags_fast.jobs import LocalEngine
@@ -286,6 +306,22 @@ def test_a_dropped_table_with_its_files(catalog: Any, namespace: str, table: Any
     table.append(rows(0, 3))
     catalog.drop_table(f"{namespace}.t", purge_requested=True)
     assert paths_of(table) == []
+
+
+def test_nothing_is_sealed(connect: Callable[..., Any], table: Any) -> None:
+    """A pin is of metadata without a seal, and who requires seals is refused."""
+    kept = pin(table)
+    assert kept.startswith("ags1u.")
+    table.append(rows(20, 22))
+    check_pin(table, kept)
+    assert "ags.seal" not in raw_of(table)["properties"]
+    with pytest.raises(UnsupportedChangeError, match="none of them are sealed"):
+        seal(table)
+    requiring = connect(**{"encryption.metadata-seal": "require", "encryption.allowed-key-ids": MASTER})
+    with pytest.raises(IntegrityError, match="has no seal"):
+        requiring.load_table(table.name())
+    pinned = connect(pins={".".join(table.name()): kept})
+    assert pinned.load_table(table.name()).metadata.table_uuid == table.metadata.table_uuid
 
 
 def test_a_server_plans_no_scan_of_an_encrypted_table(catalog: Any, namespace: str, monkeypatch: Any) -> None:

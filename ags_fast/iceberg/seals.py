@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.catalog.rest import RestCatalog
+
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import AgsError, IntegrityError, PolicyError
+from ags_fast.errors import AgsError, IntegrityError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.reading import load_metadata
@@ -81,9 +83,12 @@ def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobR
 
     Raises:
         IntegrityError: The seal was forged, or is not a descendant of `pin`.
+        UnsupportedChangeError: The catalog is a REST server.
         ConcurrentChangeError, PolicyError, KeyAccessError, ValueError: As for other changes of a table.
     """
     raw = _encrypted(table)
+    if isinstance(table.catalog, RestCatalog):
+        raise UnsupportedChangeError("a REST server makes the metadata, and none of them are sealed yet: use `pin`")
     result = JobResult(new_job_id(), "seal", table.location(), None, [])
     found = _look(table, raw)
     if found.verdict == SEALED:
