@@ -112,7 +112,8 @@ def test_everything_is_sealed(connect: Any, monkeypatch: pytest.MonkeyPatch) -> 
         new_process(monkeypatch)
         made = connect(**REQUIRE).load_table("ns.t")
         before = number(made)
-        step(made)
+        done = step(made)
+        assert getattr(done, "pin", pin(made)) == pin(made), what
         made = connect(**REQUIRE).load_table("ns.t")
         if what != "mek":  # the KEKs are under the newest version already
             assert (number(made) or 0) > (before or 0), what

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from pyiceberg.exceptions import CommitFailedException
 
-from ags_fast.errors import ConcurrentChangeError, PolicyError
+from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
 from ags_fast.iceberg import metadata, policy
 from ags_fast.iceberg.io import FileIO
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.session import Base, committing, seen_again
+from ags_fast.metadata.guard import SEALED
+from ags_fast.metadata.pins import OpenPin, SealedPin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,8 +23,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
+    from ags_fast.jobs.results import JobResult
 
-__all__ = ["edit", "raw_metadata", "table_io"]
+__all__ = ["edit", "pin_of", "pinned", "raw_metadata", "table_io"]
+
+P = ParamSpec("P")
 
 ATTEMPTS = 20  # commits that others came first to
 
@@ -36,6 +43,28 @@ def raw_metadata(table: Table) -> Raw:
     """Return the raw metadata of the table as it was loaded."""
     io = table_io(table)
     return load_metadata(io.session, table.metadata_location, io.inner(table.metadata_location))
+
+
+def pin_of(table: Table, raw: Raw) -> str:
+    """Return the pin of a table's metadata. Errors: see `Guard.look`."""
+    found = table_io(table).session.guard.look(raw, table.metadata_location)
+    if found.verdict == SEALED and found.seal is not None and found.key is not None:
+        return SealedPin.of(found.seal, found.key).text
+    return OpenPin.of(raw).text
+
+
+def pinned(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
+    """Wrap a job so that its result has the pin of the table, as the job leaves it; None if nothing opens the seal."""
+
+    @functools.wraps(job)
+    def run(*args: P.args, **options: P.kwargs) -> JobResult:
+        result, named = job(*args, **options), dict(options)
+        table: Any = args[0] if args else named["table"]
+        with suppress(AgsError):
+            result.pin = pin_of(table, raw_metadata(table))
+        return result
+
+    return run
 
 
 def begin(table: Table) -> None:

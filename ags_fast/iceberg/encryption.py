@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy, rewriting
-from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
 from ags_fast.iceberg.manifests import DATA, Known
 from ags_fast.iceberg.puffin import DeletionVector
 from ags_fast.iceberg.rekeying import rewritten
@@ -36,6 +36,7 @@ __all__ = ["encrypt"]
 
 
 @counted
+@pinned
 def encrypt(
     table: Table,
     *,

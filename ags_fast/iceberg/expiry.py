@@ -20,7 +20,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import ConcurrentChangeError, PolicyError
 from ags_fast.iceberg import policy
-from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
 from ags_fast.iceberg.garbage import STATISTICS, THREADS, Garbage, unreachable
 from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.reading import MANIFEST, Node, error_of
@@ -256,6 +256,7 @@ def _superseded(raw: Mapping[str, Any], cutoff: int | None) -> list[str]:
 
 
 @counted
+@pinned
 def expire(
     table: Table,
     *,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy, rewriting
-from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.work.heads import commit, read_head
 from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
@@ -34,6 +34,7 @@ OLD_FILES = (
 
 
 @counted
+@pinned
 def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None, dry_run: bool = False) -> JobResult:
     """Write the newest snapshot of the main branch anew under new data keys, and commit that as one ``replace``.
 

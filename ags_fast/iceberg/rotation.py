@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
-from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys import iceberg as keys_of
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
@@ -155,6 +155,7 @@ def _keys(raw: Mapping[str, Any]) -> tuple[list[EncryptedKey], str]:
 
 
 @counted
+@pinned
 def rotate(
     table: Table,
     *,

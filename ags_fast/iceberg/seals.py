@@ -10,12 +10,12 @@ from pyiceberg.catalog.rest import RestCatalog
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, IntegrityError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import policy
-from ags_fast.iceberg.commit import edit, raw_metadata, table_io
+from ags_fast.iceberg.commit import edit, pin_of, pinned, raw_metadata, table_io
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.verification import verify
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.metadata.guard import SEALED, adopting, loading
-from ags_fast.metadata.pins import OpenPin, SealedPin, parse
+from ags_fast.metadata.pins import OpenPin, parse
 from ags_fast.metadata.state import PROPERTY, canonical, digest
 
 if TYPE_CHECKING:
@@ -38,11 +38,7 @@ def pin(table: Table) -> str:
         PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
         KeyAccessError: The KMS refuses the KEK of the seal.
     """
-    raw = _encrypted(table)
-    found = _look(table, raw)
-    if found.verdict == SEALED and found.seal is not None and found.key is not None:
-        return SealedPin.of(found.seal, found.key).text
-    return OpenPin.of(raw).text
+    return pin_of(table, _encrypted(table))
 
 
 def check_pin(table: Table, pin: str) -> None:
@@ -64,6 +60,7 @@ def check_pin(table: Table, pin: str) -> None:
 
 
 @counted
+@pinned
 def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobResult:
     """Seal what was changed since the table was sealed last, or a table that was never sealed.
 

@@ -17,7 +17,7 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import metadata, policy
 from ags_fast.iceberg.checks import Item, check_file, check_node, items_of
-from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
 from ags_fast.iceberg.garbage import STATISTICS, own_folders, roots_of, within
 from ags_fast.iceberg.locations import is_encrypted, normal, open_cost
 from ags_fast.iceberg.manifests import DELETED, Known
@@ -63,6 +63,7 @@ PLAIN_ORPHAN = (
 
 
 @counted
+@pinned
 def verify(
     table: Table,
     *,
