@@ -118,14 +118,16 @@ class Guard:
         entry = next((one for one in raw.get("encryption-keys") or () if one.get("key-id") == seal.kek), None)
         if seal.table != _uuid(raw) or entry is None:
             return Sealed(FOREIGN, seal)
-        master, allowed = str(entry.get("encrypted-by-id")), self._allowed()
-        if allowed and not any(fnmatchcase(master, one) for one in allowed):
-            raise IntegrityError(f"{location} is sealed under the master key {master!r}, which you do not allow")
+        wrapping_key_id, allowed = str(entry.get("encrypted-by-id")), self._allowed()
+        if allowed and not any(fnmatchcase(wrapping_key_id, one) for one in allowed):
+            raise IntegrityError(
+                f"{location} is sealed under the master key {wrapping_key_id!r}, which you do not allow"
+            )
         secret = sealing_secret(read_encryption_keys([entry]), seal.kek, self._kms(), seal.table.bytes)
         if not seal.is_by(key := SealKey(secret, seal.table)):
             raise IntegrityError(f"{location} was changed: its seal was forged")
         file = None if server and seal.file is None else location.rpartition("/")[2]
-        same = (seal.file, master) == (file, raw["properties"].get(KEY_ID))
+        same = (seal.file, wrapping_key_id) == (file, raw["properties"].get(KEY_ID))
         known = self._memory(seal.table).known
         if same and hmac.compare_digest(digest(raw, known), seal.state):
             return Sealed(SEALED, seal, key)
