@@ -448,3 +448,19 @@ def test_a_file_that_changes_while_it_is_held(connect: Any, table: Any) -> None:
     assert number(held) == before
     with pytest.raises(IntegrityError):
         connect(**REQUIRE).load_table("ns.t")
+
+
+@pytest.mark.filterwarnings("ignore:.*is not sealed")
+def test_a_seal_of_a_later_scheme(connect: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is carried on, and nothing is sealed over it; who requires seals is told to update."""
+
+    def later(raw: dict[str, Any]) -> None:
+        raw["properties"]["ags.seal"] = raw["properties"]["ags.seal"].replace('"v":1', '"v":2')
+
+    change(table.metadata_location, later)
+    new_process(monkeypatch)
+    other = connect().load_table("ns.t")
+    other.append(rows(6, 8))
+    assert '"v":2' in raw_metadata(other)["properties"]["ags.seal"]
+    with pytest.raises(PolicyError, match="update ags_fast"):
+        connect(**REQUIRE).load_table("ns.t")

@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from ags_fast.errors import FormatError, IntegrityError
+from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.keys.iceberg import read_encryption_keys, rotate_keks, sealing_secret, write_encryption_keys
 from ags_fast.metadata.pins import OpenPin, SealedPin, parse
 from ags_fast.metadata.seal import Seal, SealKey, make, seal_of
@@ -169,7 +169,12 @@ class Guard:
         known, found = self._bases.get(location, (None, Sealed(UNSEALED)))
         if known is not raw:  # a file that was read again may be another
             requires = self.setting == "require" or isinstance(self.pins.get(named.get() or ""), SealedPin)
-            found = (self._required if requires and not adopting.get() else self.look)(raw, location, server=False)
+            try:
+                found = (self._required if requires and not adopting.get() else self.look)(raw, location, server=False)
+            except PolicyError:  # a later scheme
+                if requires:
+                    raise
+                found = Sealed(CHANGED)
             self._keep(location, raw, found)
         begun.set(found)
         return found
