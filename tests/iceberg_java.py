@@ -1,5 +1,5 @@
 """Iceberg's Java in Spark as the judge of encrypted tables: a JVM of its own with a Hive catalog on embedded Derby. In
-Iceberg 1.11 no other catalog encrypts. Its KMS, jvm/iceberg/LocalKms.scala, shares a keystore with ours.
+Iceberg 1.12 no other catalog encrypts. Its KMS, jvm/iceberg/LocalKms.scala, shares a keystore with ours.
 
     judge = Judge(tmp_path)                     # a context manager; the fixture `judge` of conftest.py has one per file
     judge.kms                                   # properties of ags_fast's KMS: the keystore that Java uses, too
@@ -41,7 +41,7 @@ from datasets import MASTER, MASTERS, make_kms
 from parquet_peers import HERE, cached, cannot, java, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ags_fast"
 # What Spark asks of Java 17, see org.apache.spark.launcher.JavaModuleOptions.
@@ -71,6 +71,7 @@ JVM = (
     "-Duser.timezone=UTC",
 )
 EPOCH = dt.datetime(1970, 1, 1)
+JAVA = os.environ.get("ICEBERG_JAVA", "1.12")  # the version of Iceberg's Java that the tests start
 
 
 class JudgeError(Exception):
@@ -102,8 +103,12 @@ def pyspark_folder(version: str = "4.1") -> Path:
 
 
 def runtime_jar() -> Path:
-    """Iceberg's Java for Spark, one jar."""
-    return next(_fetched("iceberg-jars", "iceberg-jars.txt").glob("iceberg-spark-runtime-*.jar"))
+    """Iceberg's Java for Spark, one jar, of the version `JAVA`."""
+    return next(_runtimes(JAVA))
+
+
+def _runtimes(version: str = "") -> Iterator[Path]:
+    return _fetched("iceberg-jars", "iceberg-jars.txt").glob(f"iceberg-spark-runtime-*_*-{version}*.jar")
 
 
 def avro_jar() -> Path:
@@ -118,7 +123,7 @@ def alloy_jar() -> Path:
 
 def rest_jars() -> list[Path]:
     """Iceberg's core and its tests, with what they need beside `spark_jars`: for a server of the REST catalog."""
-    return sorted(set(_fetched("iceberg-jars", "iceberg-jars.txt").glob("*.jar")) - {runtime_jar(), avro_jar()})
+    return sorted(set(_fetched("iceberg-jars", "iceberg-jars.txt").glob("*.jar")) - {*_runtimes(), avro_jar()})
 
 
 def compiled(folder: Path, jars: Sequence[Path]) -> Path:
@@ -128,7 +133,16 @@ def compiled(folder: Path, jars: Sequence[Path]) -> Path:
 
     def compile_into(target: Path) -> None:
         path = os.pathsep.join([str(spark_jars() / "*"), *map(str, jars)])
-        scalac = [java(), "-cp", path, "scala.tools.nsc.Main", "-usejavacp", "-Xlint", "-Werror"]
+        scalac = [
+            java(),
+            "-cp",
+            path,
+            "scala.tools.nsc.Main",
+            "-usejavacp",
+            "-Xlint",
+            "-Wconf:cat=deprecation:s",
+            "-Werror",
+        ]
         run([*scalac, "-d", target, *sources], f"{folder} does not compile")
 
     return cached(f"jvm-{folder.name}-{digest.hexdigest()[:16]}", compile_into)
