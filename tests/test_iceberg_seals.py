@@ -464,3 +464,15 @@ def test_a_seal_of_a_later_scheme(connect: Any, table: Any, monkeypatch: pytest.
     assert '"v":2' in raw_metadata(other)["properties"]["ags.seal"]
     with pytest.raises(PolicyError, match="update ags_fast"):
         connect(**REQUIRE).load_table("ns.t")
+
+
+@pytest.mark.parametrize("what", ["kek", "mek"])
+def test_to_another_kms(tmp_path: Path, table: Any, what: str) -> None:
+    (tmp_path / "moved").mkdir()
+    target = make_kms(tmp_path / "moved", keys=(OTHER,))
+    kept = pin(table)
+    rotate(table, what=what, wrapping_key_id=OTHER, new_kms=target)
+    moved = sql_catalog(tmp_path, target, **{SETTING: "require", "encryption.allowed-key-ids": OTHER})
+    check_pin(moved.load_table("ns.t"), kept)
+    moved.load_table("ns.t").append(rows(6, 8))
+    assert ids(moved.load_table("ns.t")) == [*range(8)]

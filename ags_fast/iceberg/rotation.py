@@ -16,6 +16,7 @@ from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys import iceberg as keys_of
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
 from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
+from ags_fast.metadata.guard import moving
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -221,7 +222,11 @@ def rotate(
         return made.raw
 
     if not dry_run:
-        return _result(table, edit(table, change), turned)
+        token = moving.set(target)
+        try:
+            return _result(table, edit(table, change), turned)
+        finally:
+            moving.reset(token)
     table.refresh()
     change(raw_metadata(table))
     rows = [row._replace(status="planned") if row.status == "ok" else row for row in turned[-1].rows]

@@ -61,6 +61,7 @@ class Sealed(NamedTuple):
     key: SealKey | None = None
 
 
+moving: ContextVar[KmsClient | None] = ContextVar("moving", default=None)  # where its commit moves the KEKs to
 begun: ContextVar[Sealed | None] = ContextVar("begun", default=None)  # on what the commit of this thread begins
 
 
@@ -220,8 +221,9 @@ class Guard:
         kek = (made or there or [""])[0]
         if not kek:
             raise IntegrityError(f"the commit takes away the KEK that sealed {at}, and makes no other")
-        table = _uuid(raw)
-        key = SealKey(sealing_secret(keys, kek, self._kms(), table.bytes), table)
+        table, key = _uuid(raw), found.key if found.seal is not None and found.seal.kek == kek else None
+        if key is None:
+            key = SealKey(sealing_secret(keys, kek, moving.get() or self._kms(), table.bytes), table)
         name, adopts = location.rpartition("/")[2], found.verdict != SEALED and found.seal is not None
         known = self._memory(table).known
         sealed = make(raw, kek, key, found.seal, found.key, file=name, adopts=adopts, known=known)
