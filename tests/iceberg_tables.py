@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import http.client
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pytest
 from pyiceberg.types import LongType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ags_fast.iceberg.manifests import Known
@@ -160,3 +162,28 @@ class S3Proxy:
         """The bytes and the number of GETs of objects whose names end so."""
         sizes = [nbytes for path, nbytes in self._got if urlsplit(path).path.endswith(suffix)]
         return sum(sizes), len(sizes)
+
+
+def local(location: str) -> str:
+    """Return the path of a file of a `sql_catalog`."""
+    return location.removeprefix("file://")
+
+
+def change(location: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a metadata file in its place."""
+    with open(local(location)) as file:
+        raw = json.load(file)
+    change(raw)
+    with open(local(location), "w") as file:
+        json.dump(raw, file)
+
+
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget what only this process knows."""
+    from ags_fast.iceberg import session
+    from ags_fast.keys import clear_cache
+
+    monkeypatch.setattr(session, "_encrypted", {})
+    monkeypatch.setattr(session, "_keks", {})
+    monkeypatch.setattr(session, "_masters", set())
+    clear_cache()

@@ -16,15 +16,16 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import pyarrow as pa
 from datasets import make_kms
-from iceberg_tables import KEY_ID, MASTER, ids, new_table, rows, sql_catalog
+from iceberg_tables import KEY_ID, MASTER, change, ids, local, new_process, new_table, rows, sql_catalog
 from pyiceberg.types import StringType
 
 from ags_fast._core import Key
-from ags_fast.errors import FormatError, IntegrityError, PolicyError
-from ags_fast.iceberg import check_pin, expire, load_catalog, pin, rekey, rotate, seal, session, verify
+from ags_fast.errors import ConcurrentChangeError, FormatError, IntegrityError, PolicyError
+from ags_fast.iceberg import check_pin, expire, load_catalog, pin, rekey, rotate, seal, seals, verify
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.keys import clear_cache
 from ags_fast.keys.kms import count_calls
+from ags_fast.metadata.guard import CHANGED, adopting
 from ags_fast.metadata.seal import Seal, SealKey, make
 
 if TYPE_CHECKING:
@@ -54,19 +55,6 @@ def table(connect: Any) -> Any:
     return made
 
 
-def local(location: str) -> str:
-    return location.removeprefix("file://")
-
-
-def change(location: str, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Change a metadata file in its place, as who can write to the storage."""
-    with open(local(location)) as file:
-        raw = json.load(file)
-    edit(raw)
-    with open(local(location), "w") as file:
-        json.dump(raw, file)
-
-
 def point(tmp_path: Path, location: str) -> None:
     """Let the catalog name another metadata file, as who can write to the catalog."""
     with sqlite3.connect(tmp_path / "catalog.db") as database:
@@ -77,12 +65,6 @@ def number(table: Any) -> int | None:
     """How many states were sealed before the newest."""
     text = raw_metadata(table)["properties"].get("ags.seal")
     return None if text is None else json.loads(text)["n"]
-
-
-def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, empty in (("_encrypted", {}), ("_keks", {}), ("_masters", set())):
-        monkeypatch.setattr(session, name, empty)
-    clear_cache()
 
 
 # ------------------------------------------------------------------------------------------------------- what is sealed
@@ -325,7 +307,7 @@ def test_seal_shows_what_was_changed(connect: Any, table: Any, monkeypatch: pyte
     foreign = connect(**{SETTING: "off"}).load_table("ns.t")  # stands for Java, which carries the seal on
     foreign.transaction().set_properties({"comment": "x"}).commit_transaction()
     new_process(monkeypatch)
-    with pytest.raises(IntegrityError, match="ags-fast iceberg seal"):
+    with pytest.raises(IntegrityError, match=r"ags_fast\.iceberg\.seal"):
         connect(**REQUIRE).load_table("ns.t")
     owner = connect().load_table("ns.t")
     shown = seal(owner, dry_run=True)
@@ -476,3 +458,35 @@ def test_to_another_kms(tmp_path: Path, table: Any, what: str) -> None:
     check_pin(moved.load_table("ns.t"), kept)
     moved.load_table("ns.t").append(rows(6, 8))
     assert ids(moved.load_table("ns.t")) == [*range(8)]
+
+
+def test_an_append_while_the_differences_are_shown(connect: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody has looked at is not sealed: a whole commit comes between the checks of `seal` and its own."""
+    off = {SETTING: "off"}
+    connect(**off).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
+    owner = connect().load_table("ns.t")
+    before = number(owner)
+
+    def verify_slowly(one: Any, **options: Any) -> Any:
+        done = verify(one, **options)
+        connect(**off).load_table("ns.t").append(rows(6, 8))
+        return done
+
+    monkeypatch.setattr(seals, "verify", verify_slowly)
+    with pytest.raises(ConcurrentChangeError, match="changed meanwhile"):
+        seal(owner)
+    assert number(connect().load_table("ns.t")) == before
+
+
+def test_a_verdict_that_was_kept_is_looked_at_again(connect: Any, table: Any) -> None:
+    """Whoever adopts a state lets no later commit begin on it where a seal is required."""
+    connect(**{SETTING: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
+    changed = connect().load_table("ns.t")
+    guard, raw = connect(**REQUIRE).session.guard, raw_metadata(changed)
+    token = adopting.set("new")
+    try:
+        assert guard.see_base(raw, changed.metadata_location).verdict == CHANGED
+    finally:
+        adopting.reset(token)
+    with pytest.raises(IntegrityError, match="requires a seal"):
+        guard.see_base(raw, changed.metadata_location)

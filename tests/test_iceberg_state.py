@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import uuid
 from contextlib import suppress
@@ -15,13 +14,25 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from datasets import make_kms
 from iceberg_damage import relisted
-from iceberg_tables import KEY_ID, MASTER, MIXED, SCHEMA, ids, new_table, rows, sql_catalog
+from iceberg_tables import (
+    KEY_ID,
+    MASTER,
+    MIXED,
+    SCHEMA,
+    change,
+    ids,
+    local,
+    new_process,
+    new_table,
+    rows,
+    sql_catalog,
+)
 
 from ags_fast.errors import AgsError, FormatError, IntegrityError, PolicyError
-from ags_fast.iceberg import files, open_table, rotate, session, verify
+from ags_fast.iceberg import files, open_table, rotate, verify
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.iceberg.reading import show_metadata
-from ags_fast.keys import clear_cache, load_kms
+from ags_fast.keys import load_kms
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
@@ -49,27 +60,6 @@ def table(connect: Any) -> Any:
     made.append(rows(0, 3))
     made.append(rows(3, 6))
     return made
-
-
-def local(location: str) -> str:
-    return location.removeprefix("file://")
-
-
-def change(location: str, change: Callable[[Raw], object]) -> None:
-    """Change a metadata file in its place."""
-    with open(local(location)) as file:
-        raw = json.load(file)
-    change(raw)
-    with open(local(location), "w") as file:
-        json.dump(raw, file)
-
-
-def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what only this process knows."""
-    monkeypatch.setattr(session, "_encrypted", {})
-    monkeypatch.setattr(session, "_keks", {})
-    monkeypatch.setattr(session, "_masters", set())
-    clear_cache()
 
 
 def stored(folder: Path) -> set[Path]:

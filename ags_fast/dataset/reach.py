@@ -420,7 +420,7 @@ def _is_object(path: str) -> bool:
 
 
 def _may_go(path: str, plans: Collection[str]) -> bool:
-    return job_of(path) not in {None, *plans}
+    return (job_id := job_of(path)) is not None and job_id not in plans
 
 
 def _rows(log: Log, table: Table, head: Entry) -> Iterable[FileEntry]:

@@ -60,7 +60,7 @@ def pinned(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
     def run(*args: P.args, **options: P.kwargs) -> JobResult:
         result, named = job(*args, **options), dict(options)
         table: Any = args[0] if args else named["table"]
-        with suppress(AgsError):
+        with suppress(AgsError, OSError):  # what the job has done stays done
             result.pin = pin_of(table, raw_metadata(table))
         return result
 

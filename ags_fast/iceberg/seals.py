@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog.rest import RestCatalog
 
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import AgsError, IntegrityError, PolicyError, UnsupportedChangeError
+from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, pin_of, pinned, raw_metadata, table_io
 from ags_fast.iceberg.reading import load_metadata
@@ -110,7 +110,7 @@ def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobR
 
 
 def _refused(table: Table) -> Raw:
-    raise IntegrityError(f"{'.'.join(table.name())} was changed meanwhile: look at the differences again")
+    raise ConcurrentChangeError(f"{'.'.join(table.name())} was changed meanwhile: look at the differences again")
 
 
 def _encrypted(table: Table) -> Raw:
@@ -127,10 +127,12 @@ def _look(table: Table, raw: Raw) -> Sealed:
 def _differences(table: Table, raw: Raw, found: Sealed) -> list[Row]:
     """Return a row for each item in which metadata differ from the state that was sealed last."""
     io, before, sealed = table_io(table), None, found.seal if found.key is not None else None
-    for one in reversed(raw.get("metadata-log") or ()) if sealed is not None else ():
+    for one in reversed(raw.get("metadata-log") or ()):
+        if sealed is None:
+            break
         try:
             older = load_metadata(io.session, one["metadata-file"], io.inner(one["metadata-file"]))
-            if sealed is not None and digest(older) == sealed.state:
+            if digest(older) == sealed.state:
                 before = older
                 break
         except (AgsError, OSError):  # expired, damaged, or not the table's

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -228,10 +227,6 @@ class Session:
             )
         return shared_client(self._kms) if isinstance(self._kms, Mapping) else as_kms(self._kms)
 
-    def allows(self, master: str) -> bool:
-        """Tell whether the client's own configuration names a master key in ``encryption.allowed-key-ids``."""
-        return any(fnmatchcase(master, one) for one in self._allowed())
-
     def _allowed(self) -> list[str]:
         with suppress(TypeError):  # of a client that was made without properties
             return [one for one in allowed_patterns(self.kms.properties) if one != "*"]
@@ -403,7 +398,7 @@ class TableState:
         if own:
             _masters.add((*self._name, key_id))
         known = self.session.masters.setdefault(self._name, {key_id})
-        if not (key_id in known or (*self._name, key_id) in _masters or self.session.allows(key_id)):
+        if not (key_id in known or (*self._name, key_id) in _masters or self.session.guard.allows(key_id)):
             raise IntegrityError(
                 f"{location} was changed: its master key is {key_id!r}, and this catalog knows the table under "
                 f"{', '.join(map(repr, sorted(known)))}. If the table's owner moved it to that key, load the "

@@ -14,16 +14,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
-from ags_fast.errors import FormatError, IntegrityError, PolicyError
+from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.keys.iceberg import read_encryption_keys, rotate_keks, sealing_secret, write_encryption_keys
 from ags_fast.metadata.pins import OpenPin, SealedPin, parse
 from ags_fast.metadata.seal import Seal, SealKey, make, seal_of
-from ags_fast.metadata.state import PROPERTY, digest
+from ags_fast.metadata.state import PROPERTY, digest, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+    from uuid import UUID
 
     from ags_fast.keys.kms import KmsClient
     from ags_fast.metadata.state import Known
@@ -34,7 +34,7 @@ SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
 BASES = 64  # of commits, whose verdicts are kept
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 SEALED, CHANGED, FOREIGN, UNSEALED = "sealed", "changed", "foreign", "unsealed"
-DO = "If its owner did that, look at it with `ags-fast iceberg verify`, and then run `ags-fast iceberg seal`"
+DO = "If its owner did that, look at ags_fast.iceberg.seal(table, dry_run=True), and then seal the table"
 WHY = {
     CHANGED: "was changed after it was sealed, by Java or by somebody else, or moved from where it was written",
     FOREIGN: "has the seal of another table, or one by a key that the table does not have",
@@ -44,13 +44,6 @@ WHY = {
 named: ContextVar[str | None] = ContextVar("named", default=None)  # the identifier that this thread loads or changes
 # Whether the commit of this thread seals what was not sealed, with the "same" KEK or a "new" one.
 adopting: ContextVar[str] = ContextVar("adopting", default="")
-
-
-def _uuid(raw: Mapping[str, Any]) -> UUID:
-    try:
-        return UUID(str(raw.get("table-uuid")))
-    except ValueError:
-        raise FormatError("the metadata have no table-uuid") from None
 
 
 class Sealed(NamedTuple):
@@ -105,8 +98,8 @@ class Guard:
         self._seen: dict[UUID, _Memory] = {}
         self._bases: dict[str, tuple[Any, Sealed]] = {}  # what commits begin on, by location: metadata and verdict
 
-    def look(self, raw: Mapping[str, Any], location: str, *, server: bool = False) -> Sealed:
-        """Return what metadata are. server: a REST server sent them.
+    def look(self, raw: Mapping[str, Any], location: str) -> Sealed:
+        """Return what metadata are.
 
         Raises:
             IntegrityError: The seal is forged or malformed.
@@ -117,24 +110,27 @@ class Guard:
         if seal is None:
             return Sealed(UNSEALED)
         entry = next((one for one in raw.get("encryption-keys") or () if one.get("key-id") == seal.kek), None)
-        if seal.table != _uuid(raw) or entry is None:
+        if seal.table != uuid_of(raw) or entry is None:
             return Sealed(FOREIGN, seal)
-        wrapping_key_id, allowed = str(entry.get("encrypted-by-id")), self._allowed()
-        if allowed and not any(fnmatchcase(wrapping_key_id, one) for one in allowed):
+        wrapping_key_id = str(entry.get("encrypted-by-id"))
+        if self._allowed() and not self.allows(wrapping_key_id):
             raise IntegrityError(
                 f"{location} is sealed under the master key {wrapping_key_id!r}, which you do not allow"
             )
         secret = sealing_secret(read_encryption_keys([entry]), seal.kek, self._kms(), seal.table.bytes)
         if not seal.is_by(key := SealKey(secret, seal.table)):
             raise IntegrityError(f"{location} was changed: its seal was forged")
-        file = None if server and seal.file is None else location.rpartition("/")[2]
-        same = (seal.file, wrapping_key_id) == (file, raw["properties"].get(KEY_ID))
+        same = (seal.file, wrapping_key_id) == (location.rpartition("/")[2], raw["properties"].get(KEY_ID))
         known = self._memory(seal.table).known
         if same and hmac.compare_digest(digest(raw, known), seal.state):
             return Sealed(SEALED, seal, key)
         return Sealed(CHANGED, seal, key)
 
-    def check_read(self, raw: Mapping[str, Any], location: str, *, server: bool = False) -> None:
+    def allows(self, wrapping_key_id: str) -> bool:
+        """Tell whether the client's own configuration names a master key in ``encryption.allowed-key-ids``."""
+        return any(fnmatchcase(wrapping_key_id, one) for one in self._allowed())
+
+    def check_read(self, raw: Mapping[str, Any], location: str) -> None:
         """Refuse metadata that the client may not read. IntegrityError."""
         pin = self.pins.get(named.get() or "")
         if self.setting != "require" and pin is None:
@@ -145,10 +141,10 @@ class Guard:
                 return
         if pin is None and not self._allowed():
             raise ValueError(f"{SETTING}=require needs encryption.allowed-key-ids, or a pin of {named.get()}")
-        found = self._required(raw, location, server)
+        found = _required(self.look(raw, location), location)
         assert found.seal is not None and found.key is not None
         folders = (f"{raw['location'].rstrip('/')}/metadata", raw["properties"].get("write.metadata.path"))
-        if not server and location.rpartition("/")[0] not in [one.rstrip("/") for one in folders if one]:
+        if location.rpartition("/")[0] not in [one.rstrip("/") for one in folders if one]:
             raise IntegrityError(f"{location} was moved: its table keeps its metadata in {folders[0]}")
         if isinstance(pin, SealedPin):
             pin.check(found.seal, found.key)
@@ -157,26 +153,22 @@ class Guard:
             memory.pin.check(found.seal, found.key)
         memory.pin = SealedPin.of(found.seal, found.key)
 
-    def _required(self, raw: Mapping[str, Any], location: str, server: bool) -> Sealed:
-        found = self.look(raw, location, server=server)
-        if found.verdict != SEALED:
-            raise IntegrityError(f"{location} {WHY[found.verdict]}, and this client requires a seal. {DO}")
-        return found
-
     def see_base(self, raw: Mapping[str, Any], location: str) -> Sealed:
         """Check in full what a commit begins on. IntegrityError if the client requires a seal, and there is none."""
         if self.setting == "off":
             return Sealed(UNSEALED)
         known, found = self._bases.get(location, (None, Sealed(UNSEALED)))
+        requires = self.setting == "require" or isinstance(self.pins.get(named.get() or ""), SealedPin)
         if known is not raw:  # a file that was read again may be another
-            requires = self.setting == "require" or isinstance(self.pins.get(named.get() or ""), SealedPin)
             try:
-                found = (self._required if requires and not adopting.get() else self.look)(raw, location, server=False)
+                found = self.look(raw, location)
             except PolicyError:  # a later scheme
                 if requires:
                     raise
                 found = Sealed(CHANGED)
             self._keep(location, raw, found)
+        if requires and not adopting.get():
+            _required(found, location)
         begun.set(found)
         return found
 
@@ -221,7 +213,7 @@ class Guard:
         kek = (made or there or [""])[0]
         if not kek:
             raise IntegrityError(f"the commit takes away the KEK that sealed {at}, and makes no other")
-        table, key = _uuid(raw), found.key if found.seal is not None and found.seal.kek == kek else None
+        table, key = uuid_of(raw), found.key if found.seal is not None and found.seal.kek == kek else None
         if key is None:
             key = SealKey(sealing_secret(keys, kek, moving.get() or self._kms(), table.bytes), table)
         name, adopts = location.rpartition("/")[2], found.verdict != SEALED and found.seal is not None
@@ -235,6 +227,12 @@ class Guard:
         if len(self._seen) > 1000:
             self._seen.pop(next(iter(self._seen)))
         return self._seen.setdefault(table, _Memory(None, {}))
+
+
+def _required(found: Sealed, location: str) -> Sealed:
+    if found.verdict != SEALED:
+        raise IntegrityError(f"{location} {WHY[found.verdict]}, and this client requires a seal. {DO}")
+    return found
 
 
 @contextmanager

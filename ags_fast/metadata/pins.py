@@ -12,7 +12,7 @@ from uuid import UUID
 
 from ags_fast.errors import IntegrityError
 from ags_fast.metadata.seal import ID_NBYTES, LEVELS, decoded, encoded
-from ags_fast.metadata.state import digest, snapshot_text
+from ags_fast.metadata.state import digest, snapshot_text, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +103,7 @@ class OpenPin(NamedTuple):
         """Make the pin of metadata."""
         head = _main(raw)
         main = None if head is None else head["snapshot-id"]
-        return cls(UUID(raw["table-uuid"]), raw.get("last-sequence-number") or 0, digest(raw), main, _half(head))
+        return cls(uuid_of(raw), raw.get("last-sequence-number") or 0, digest(raw), main, _half(head))
 
     @property
     def text(self) -> str:
@@ -114,7 +114,7 @@ class OpenPin(NamedTuple):
 
     def check(self, raw: Mapping[str, Any]) -> None:
         """Raise IntegrityError unless metadata are those of the pin, or seem to come after them."""
-        if UUID(raw["table-uuid"]) != self.table:
+        if uuid_of(raw) != self.table:
             raise _another("it is another table")
         if digest(raw) == self.state:
             return
@@ -148,7 +148,7 @@ def parse(text: str) -> SealedPin | OpenPin:
     except (AttributeError, TypeError, ValueError):
         pass
     if made is None or made.text != text or not whole:
-        raise ValueError("this is no pin of an Iceberg table: `ags-fast iceberg pin TABLE` prints one")
+        raise ValueError("this is no pin of an Iceberg table: ags_fast.iceberg.pin(table) makes one")
     return made
 
 

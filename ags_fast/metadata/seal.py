@@ -20,7 +20,7 @@ from uuid import UUID
 from ags_fast._core import NONCE_NBYTES, TAG_NBYTES, Key
 from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import IntegrityError, PolicyError
-from ags_fast.metadata.state import PROPERTY, digest, text_of
+from ags_fast.metadata.state import PROPERTY, digest, text_of, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -217,7 +217,7 @@ def make(
         known: See `state.canonical`.
         nonce: For tests only.
     """
-    table, n, ancestors, keys = UUID(raw["table-uuid"]), 0, b"", b""
+    table, n, ancestors, keys = uuid_of(raw), 0, b"", b""
     if parent is not None:
         n, keys = parent.n + 1, parent.keys
         ancestors = b"".join(parent.ancestor(one) or b"" for one in positions(n))

@@ -22,7 +22,7 @@ from ags_fast.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PROPERTY", "Known", "canonical", "digest", "snapshot_text", "text_of"]
+__all__ = ["PROPERTY", "Known", "canonical", "digest", "snapshot_text", "text_of", "uuid_of"]
 
 PROPERTY = "ags.seal"  # the table's property that holds the seal
 PREFIX = b"ags-iceberg-state-1\n"
@@ -82,6 +82,14 @@ def canonical(raw: Mapping[str, Any], known: Known | None = None) -> bytes:
         raise FormatError(f"the metadata have something of another type: {type(error).__name__}") from None
 
 
+def uuid_of(raw: Mapping[str, Any]) -> UUID:
+    """Return the UUID of the table of metadata. FormatError if they have none."""
+    try:
+        return UUID(str(raw.get("table-uuid")))
+    except ValueError:
+        raise FormatError("the metadata have no table-uuid, or a malformed one") from None
+
+
 def text_of(value: Any) -> str:
     """Return canonical JSON: members by code point, no spaces, escapes where JSON asks for them."""
     return ENCODE(value).decode()
@@ -119,7 +127,7 @@ def _member(name: str, value: Any, raw: Mapping[str, Any], known: Known, items: 
     elif name == "refs":
         value = _refs(raw)
     elif name == "table-uuid":
-        value = str(UUID(value))
+        value = str(uuid_of(raw))
     elif name == "location":
         value = value.rstrip("/")
     else:
