@@ -5,21 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import secrets
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import requests
 
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from datasets import MASTER as KEPT
-from iceberg_tables import KEY_ID, LONG, MASTER, MIXED, SCHEMA, ids, key_forms, new_table, rows
+from iceberg_tables import KEY_ID, LONG, MASTER, MIXED, SCHEMA, ids, key_forms, new_process, new_table, rows
 from programs import iceberg_writers
 from programs.iceberg_writers import append_until_done
 from pyiceberg.catalog.rest.scan_planning import PlanTableScanRequest
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import StringType
 from requests.adapters import HTTPAdapter
 from servers.iceberg_rest import iceberg_rest
 from support import finish_python, program, start_python
@@ -62,6 +68,7 @@ pytestmark = pytest.mark.more  # a JVM
 
 assert KEPT == MASTER
 _numbers = itertools.count(1)
+REQUIRE = {"encryption.metadata-seal": "require", "encryption.allowed-key-ids": MASTER}
 
 
 @pytest.fixture(scope="module")
@@ -308,20 +315,151 @@ def test_a_dropped_table_with_its_files(catalog: Any, namespace: str, table: Any
     assert paths_of(table) == []
 
 
-def test_nothing_is_sealed(connect: Callable[..., Any], table: Any) -> None:
-    """A pin is of metadata without a seal, and who requires seals is refused."""
-    kept = pin(table)
-    assert kept.startswith("ags1u.")
-    table.append(rows(20, 22))
-    check_pin(table, kept)
-    assert "ags.seal" not in raw_of(table)["properties"]
-    with pytest.raises(UnsupportedChangeError, match="none of them are sealed"):
-        seal(table)
-    requiring = connect(**{"encryption.metadata-seal": "require", "encryption.allowed-key-ids": MASTER})
-    with pytest.raises(IntegrityError, match="has no seal"):
-        requiring.load_table(table.name())
-    pinned = connect(pins={".".join(table.name()): kept})
-    assert pinned.load_table(table.name()).metadata.table_uuid == table.metadata.table_uuid
+def test_each_commit_is_sealed(connect: Callable[..., Any], table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server makes is what was sealed, after each kind of commit; each pin holds afterwards."""
+    steps: dict[str, Callable[[Any], object]] = {
+        "property of an empty table": lambda one: (
+            one.transaction().set_properties({"comment": "x"}).commit_transaction()
+        ),
+        "append": lambda one: one.append(rows(0, 6)),
+        "delete": lambda one: one.delete("id = 2"),
+        "overwrite": lambda one: one.overwrite(rows(5, 7), "id = 5"),
+        "property": lambda one: one.transaction().set_properties({"comment": "y"}).commit_transaction(),
+        "no property": lambda one: one.transaction().remove_properties("comment").commit_transaction(),
+        "schema": lambda one: one.update_schema().add_column("more", StringType()).commit(),
+        "partitions": lambda one: one.update_spec().add_field("id", BucketTransform(4), "part").commit(),
+        "order": lambda one: one.update_sort_order().asc("id", IdentityTransform()).commit(),
+        "append to parts": lambda one: one.append(rows(7, 9)),
+        "branch": lambda one: one.manage_snapshots().create_branch(one.current_snapshot().snapshot_id, "b").commit(),
+        "append to it": lambda one: one.append(rows(20, 22), branch="b"),
+        "tag": lambda one: one.manage_snapshots().create_tag(one.current_snapshot().snapshot_id, "a").commit(),
+        "no tag": lambda one: one.manage_snapshots().remove_tag("a").commit(),
+        "roll back": lambda one: one.manage_snapshots().rollback_to_snapshot(one.history()[0].snapshot_id).commit(),
+        "append again": lambda one: one.append(rows(9, 10)),
+        "kek": rotate,
+        "mek": lambda one: rotate(one, what="mek"),
+        "manifests": lambda one: rekey(one, what="manifests"),
+        "data": lambda one: rekey(one, what="data"),
+        "expire": expire,
+        "append at the end": lambda one: one.append(rows(30, 31)),
+    }
+    pins, name = [], table.name()
+    for what, step in steps.items():
+        pins.append(pin(table))
+        assert pins[-1].startswith("ags1."), what
+        new_process(monkeypatch)
+        table = connect(**REQUIRE).load_table(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            step(table)
+        raw = raw_of(connect(**REQUIRE).load_table(name))
+        assert what == "mek" or pin(table) != pins[-1], what
+        assert not [one for one in raw["snapshots"] if one["manifest-list"].rpartition("/")[2].startswith("fence")]
+        for one in pins:
+            check_pin(table, one)
+    assert verify(table).counts["failed"] == 0
+
+
+def test_a_table_and_its_rows_in_one_transaction_are_sealed(connect: Callable[..., Any], namespace: str) -> None:
+    with connect(**REQUIRE).create_table_transaction(f"{namespace}.t", SCHEMA, properties={KEY_ID: MASTER}) as made:
+        made.append(rows(0, 3))
+    table = connect(**REQUIRE).load_table(f"{namespace}.t")
+    assert ids(table) == [0, 1, 2]
+    assert pin(table).startswith("ags1.")
+
+
+def test_an_encrypted_one_is_sealed(connect: Callable[..., Any], namespace: str) -> None:
+    table = connect().create_table(f"{namespace}.t", SCHEMA, properties={"format-version": "2"})
+    table.append(rows(0, 3))
+    encrypt(table, wrapping_key_id=MASTER)
+    assert ids(connect(**REQUIRE).load_table(table.name())) == [0, 1, 2]
+
+
+CHANGES_OF_OTHERS: dict[str, Any] = {
+    "property": {"action": "set-properties", "updates": {"comment": "x"}},
+    "seal": {"action": "remove-properties", "removals": ["ags.seal"]},
+    "location": {"action": "set-location", "location": "file:///elsewhere"},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES_OF_OTHERS)
+def test_what_others_change_is_not_sealed(connect: Callable[..., Any], table: Any, server: str, what: str) -> None:
+    """`require` reads nothing of it; `write` goes on without a seal, and says so; `seal` shows what it is."""
+    table.append(rows(0, 3))
+    kept, name = pin(table), table.name()
+    requests.post(
+        f"{server}/v1/namespaces/{name[0]}/tables/{name[1]}",
+        json={"requirements": [], "updates": [CHANGES_OF_OTHERS[what]]},
+        timeout=60,
+    ).raise_for_status()
+    for more in (REQUIRE, {"pins": {".".join(name): kept}}):
+        with pytest.raises(IntegrityError):
+            connect(**more).load_table(name)
+    if what == "location":
+        return
+    table = connect().load_table(name)
+    expected = pytest.warns(UserWarning, match="not sealed") if what == "property" else nullcontext()
+    with expected:
+        table.append(rows(3, 4))
+    shown = seal(table, dry_run=True)
+    assert "properties/comment" in [row.src for row in shown.rows] or what == "seal"
+    seal(table)
+    assert ids(connect(**REQUIRE).load_table(name)) == [0, 1, 2, 3]
+
+
+def test_a_server_that_adds_to_what_it_is_sent(connect: Callable[..., Any], table: Any, wire: Wire) -> None:
+    """The commit stands. `require` is told that it was made, `write` is warned."""
+
+    def more(body: dict[str, Any]) -> None:
+        body.get("metadata", {}).get("properties", {})["added"] = "by the server"
+
+    requiring = connect(**REQUIRE).load_table(table.name())
+    wire.after = more
+    with pytest.raises(IntegrityError, match=r"the commit was made.*properties/added"):
+        requiring.append(rows(0, 3))
+    wire.after = None
+    assert ids(connect().load_table(table.name())) == [0, 1, 2]
+    writing = connect().load_table(table.name())
+    wire.after = more
+    with pytest.warns(UserWarning, match=r"no longer sealed.*properties/added"):
+        writing.append(rows(3, 4))
+
+
+@pytest.mark.parametrize("empty", [True, False])
+@pytest.mark.parametrize("first", ["property", "append", "schema", "tag", "rotate"])
+@pytest.mark.parametrize("second", ["property", "append", "schema", "rotate"])
+def test_of_two_commits_on_one_state_one_is_made(
+    connect: Callable[..., Any], table: Any, wire: Wire, first: str, second: str, empty: bool
+) -> None:
+    """One whole commit runs before the request of another is sent: the second is refused, or begins again."""
+    steps: dict[str, Callable[[Any], object]] = {
+        "property": lambda one: one.transaction().set_properties({"a": secrets.token_hex(4)}).commit_transaction(),
+        "append": lambda one: one.append(rows(5, 7)),
+        "schema": lambda one: one.update_schema().add_column(f"c{secrets.token_hex(4)}", StringType()).commit(),
+        "tag": lambda one: (
+            one.manage_snapshots().create_tag(one.current_snapshot().snapshot_id, f"t{secrets.token_hex(4)}").commit()
+        ),
+        "rotate": rotate,
+    }
+    if empty and first == "tag":
+        return
+    if not empty:
+        table.append(rows(0, 3))
+    late, other = (connect(**REQUIRE).load_table(table.name()) for _ in range(2))
+    waiting = [True]
+
+    def between(request: PreparedRequest) -> None:
+        if request.method == "POST" and "updates" in body_of(request) and waiting:
+            waiting.clear()
+            steps[first](other)
+
+    wire.before = between
+    with suppress(CommitFailedException):
+        steps[second](late)
+    newest = connect(**REQUIRE).load_table(table.name())
+    assert not waiting
+    assert ids(newest) == sorted(ids(newest))
+    check_pin(newest, pin(other.refresh()))
 
 
 def test_a_server_plans_no_scan_of_an_encrypted_table(catalog: Any, namespace: str, monkeypatch: Any) -> None:
@@ -472,11 +610,13 @@ def test_an_edit_sends_what_changes(table: Any, wire: Wire) -> None:
     table.append(rows(0, 3))
     edit(table, lambda raw: {**raw, "properties": {**raw["properties"], "comment": "x"}})
     sent = wire.posted[-1]
-    assert sent["updates"] == [{"action": "set-properties", "updates": {"comment": "x"}}]
-    assert {one["type"] for one in sent["requirements"]} == {"assert-table-uuid", "assert-ref-snapshot-id"}
+    seal, fence = {"ags.seal": raw_of(table)["properties"]["ags.seal"]}, ["add-snapshot", "remove-snapshots"]
+    assert sent["updates"][2:] == [{"action": "set-properties", "updates": {"comment": "x", **seal}}]
+    assert [one["action"] for one in sent["updates"][:2]] == fence
+    assert len(sent["requirements"]) == len({"table-uuid", "main", "schema", "field", "partition", "spec", "order"})
     assert table.properties["comment"] == "x"
     edit(table, lambda raw: {**raw, "properties": {KEY_ID: MASTER}})
-    assert raw_of(table)["properties"] == {KEY_ID: MASTER}
+    assert raw_of(table)["properties"].keys() == {KEY_ID, "ags.seal"}
 
 
 @pytest.mark.parametrize(
@@ -860,7 +1000,7 @@ def test_properties_that_pyiceberg_is_not_shown(
         transaction.remove_properties("comment")
         transaction.append(rows(3, 4))
     raw = raw_of(table)["properties"]
-    assert raw == table.properties
+    assert {name: value for name, value in raw.items() if name != "ags.seal"} == table.properties
     assert "comment" not in raw
     assert raw["team"] == "z"
     assert ids(connect().load_table(name)) == [0, 1, 2, 3]

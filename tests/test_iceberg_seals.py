@@ -25,7 +25,7 @@ from ags_fast.iceberg import check_pin, expire, load_catalog, pin, rekey, rotate
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.keys import clear_cache
 from ags_fast.keys.kms import count_calls
-from ags_fast.metadata.guard import CHANGED, adopting
+from ags_fast.metadata.guard import CHANGED, sealing
 from ags_fast.metadata.seal import Seal, SealKey, make
 
 if TYPE_CHECKING:
@@ -483,10 +483,7 @@ def test_a_verdict_that_was_kept_is_looked_at_again(connect: Any, table: Any) ->
     connect(**{SETTING: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
     changed = connect().load_table("ns.t")
     guard, raw = connect(**REQUIRE).session.guard, raw_metadata(changed)
-    token = adopting.set("new")
-    try:
+    with sealing("new"):
         assert guard.see_base(raw, changed.metadata_location).verdict == CHANGED
-    finally:
-        adopting.reset(token)
     with pytest.raises(IntegrityError, match="requires a seal"):
         guard.see_base(raw, changed.metadata_location)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from ags_fast.errors import UnsupportedChangeError
-from ags_fast.iceberg.rest.updates import differences, fence, lost_keys, needs_fence, requirements
+from ags_fast.metadata.updates import differences, fence, lost_keys, requirements
 
 
 def entry(key_id: str, by: str, value: str = "x") -> dict[str, str]:
@@ -29,6 +29,10 @@ BASE: dict[str, Any] = {
     "last-sequence-number": 2,
     "next-row-id": 7,
     "current-schema-id": 0,
+    "last-column-id": 4,
+    "last-partition-id": 1000,
+    "default-spec-id": 1,
+    "default-sort-order-id": 2,
     "properties": {"a": "1", "b": "2"},
     "snapshots": [snapshot(1), snapshot(2)],
     "refs": {"main": {"snapshot-id": 2, "type": "branch"}, "tag": {"snapshot-id": 1, "type": "tag"}},
@@ -57,7 +61,7 @@ def test_an_entry_that_changes_is_removed_first() -> None:
         {"action": "remove-encryption-key", "key-id": "kek"},
         {"action": "add-encryption-key", "encryption-key": entry("kek", "master", "y")},
     ]
-    assert needs_fence(BASE, updates)
+    assert fence(BASE, updates)
 
 
 def test_a_new_snapshot_brings_its_kek_along() -> None:
@@ -71,7 +75,7 @@ def test_a_new_snapshot_brings_its_kek_along() -> None:
     updates = differences(BASE, made)
     assert [one.get("encryption-key", {}).get("key-id") for one in updates] == ["kek", "list3", None]
     assert updates[-1] == {"action": "add-snapshot", "snapshot": new}
-    assert not needs_fence(BASE, updates)
+    assert not fence(BASE, updates)  # the snapshot has a parent
 
 
 def test_snapshots_go_with_their_keys() -> None:
@@ -81,24 +85,34 @@ def test_snapshots_go_with_their_keys() -> None:
         {"action": "remove-encryption-key", "key-id": "list1"},
         {"action": "remove-snapshots", "snapshot-ids": [1]},
     ]
-    assert needs_fence(BASE, updates)
+    assert fence(BASE, updates)
 
 
 def test_the_fence_is_a_snapshot_after_all_others() -> None:
-    add, remove = fence(BASE)
+    add, remove = fence(BASE, [])
     made = add["snapshot"]
     assert (made["sequence-number"], made["parent-snapshot-id"], made["first-row-id"]) == (3, 2, 7)
     assert made["added-rows"] == 0
     assert made["timestamp-ms"] > BASE["last-updated-ms"]
     assert remove == {"action": "remove-snapshots", "snapshot-ids": [made["snapshot-id"]]}
-    assert not needs_fence({**BASE, "snapshots": []}, [{"action": "remove-encryption-key", "key-id": "kek"}])
+    first, _ = fence({**BASE, "snapshots": []}, [{"action": "add-snapshot", "snapshot": snapshot(1)}])
+    assert "parent-snapshot-id" in first["snapshot"]  # without one nothing is compared
 
 
-def test_requirements_name_every_branch_and_tag() -> None:
-    assert requirements(BASE) == [
+def test_requirements_name_all_that_the_protocol_has_words_for() -> None:
+    made = requirements(BASE, [{"action": "set-snapshot-ref", "ref-name": "new"}])
+    assert made[5:] == [
+        {"type": "assert-last-assigned-field-id", "last-assigned-field-id": 4},
+        {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": 1000},
+        {"type": "assert-default-spec-id", "default-spec-id": 1},
+        {"type": "assert-default-sort-order-id", "default-sort-order-id": 2},
+    ]
+    assert made[:5] == [
         {"type": "assert-table-uuid", "uuid": "u"},
+        {"type": "assert-ref-snapshot-id", "ref": "new", "snapshot-id": None},
         {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 2},
         {"type": "assert-ref-snapshot-id", "ref": "tag", "snapshot-id": 1},
+        {"type": "assert-current-schema-id", "current-schema-id": 0},
     ]
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast.metadata.seal import was_made as sealed_was_made
+from ags_fast.metadata.state import PROPERTY
+
 if TYPE_CHECKING:
     from ags_fast.iceberg.metadata import Raw
 
@@ -39,10 +42,12 @@ def was_made(attempt: Attempt, raw: Raw, location: str) -> bool | None:
         return True
     old, new, now = map(_snapshots, (attempt.base or {}, attempt.made, raw))
     added = new.keys() - old.keys()
+    if added and added <= now.keys():
+        return True
+    if _seal(attempt.made) != _seal(attempt.base or {}):
+        return sealed_was_made(raw, attempt.made)
     if not added:
         return attempt.location is None and _shows(raw, attempt)
-    if added <= now.keys():
-        return True
     # Later commits may have expired it, and still use its files. Then the parent of one of them is missing.
     known = {None, *old, *now}
     return None if any(now[one].get("parent-snapshot-id") not in known for one in now.keys() - old.keys()) else False
@@ -50,6 +55,10 @@ def was_made(attempt: Attempt, raw: Raw, location: str) -> bool | None:
 
 def _snapshots(raw: Raw) -> dict[int, Raw]:
     return {one["snapshot-id"]: one for one in raw.get("snapshots") or ()}
+
+
+def _seal(raw: Raw) -> Any:
+    return (raw.get("properties") or {}).get(PROPERTY)
 
 
 def _shows(raw: Raw, attempt: Attempt) -> bool:

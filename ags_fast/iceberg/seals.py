@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
-
-from pyiceberg.catalog.rest import RestCatalog
+from typing import TYPE_CHECKING
 
 from ags_fast.dataset.names import new_job_id
-from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, PolicyError, UnsupportedChangeError
+from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, pin_of, pinned, raw_metadata, table_io
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.verification import verify
 from ags_fast.jobs.results import JobResult, Row, counted
-from ags_fast.metadata.guard import SEALED, adopting, loading
+from ags_fast.metadata.guard import SEALED, loading, sealing
 from ags_fast.metadata.pins import OpenPin, parse
-from ags_fast.metadata.state import PROPERTY, canonical, digest
+from ags_fast.metadata.state import digest, items
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -80,12 +77,9 @@ def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobR
 
     Raises:
         IntegrityError: The seal was forged, or is not a descendant of `pin`.
-        UnsupportedChangeError: The catalog is a REST server.
         ConcurrentChangeError, PolicyError, KeyAccessError, ValueError: As for other changes of a table.
     """
     raw = _encrypted(table)
-    if isinstance(table.catalog, RestCatalog):
-        raise UnsupportedChangeError("a REST server makes the metadata, and none of them are sealed yet: use `pin`")
     result = JobResult(new_job_id(), "seal", table.location(), None, [])
     found = _look(table, raw)
     if found.verdict == SEALED:
@@ -100,12 +94,8 @@ def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobR
     result.rows += failed
     if dry_run or failed:
         return result
-    token = adopting.set("same" if pin is not None else "new")
-    try:
-        with loading(".".join(table.name())):
-            edit(table, lambda newest: {**newest} if newest == raw else _refused(table))
-    finally:
-        adopting.reset(token)
+    with sealing("same" if pin is not None else "new"), loading(".".join(table.name())):
+        edit(table, lambda newest: {**newest} if newest == raw else _refused(table))
     return result
 
 
@@ -140,20 +130,10 @@ def _differences(table: Table, raw: Raw, found: Sealed) -> list[Row]:
     if before is None:
         why = "no metadata file of the log is the state that was sealed last: look at all of the table"
         return [Row(table.metadata_location, None, "skipped", "Unsealed", why, format="metadata")]
-    was, now = _items(before), _items(raw)
+    was, now = items(before), items(raw)
     rows = []
     for name in sorted(was.keys() | now.keys()):
         if was.get(name) != now.get(name):
             kind = "Added" if name not in was else "Removed" if name not in now else "Changed"
             rows.append(Row(name, None, "skipped", kind, f"{kind.lower()} since it was sealed", format="metadata"))
     return rows
-
-
-def _items(raw: Raw) -> dict[str, Any]:
-    """Return the items of a state by what they are: members of the metadata, and of those that are objects."""
-    state = json.loads(canonical(raw).partition(b"\n")[2])
-    items: dict[str, Any] = {}
-    for name, value in state.items():
-        parts = value if isinstance(value, dict) else {"": value}
-        items |= {f"{name}/{part}".rstrip("/"): one for part, one in parts.items() if part != PROPERTY}
-    return items

@@ -64,10 +64,11 @@ _masters: set[tuple[str, str, str]] = set()
 
 
 class Base(NamedTuple):
-    """What a commit in progress changes: raw metadata, or None for a new table, and the FileIO of the table."""
+    """What a commit in progress changes: raw metadata, or None for a new table, the FileIO, and their location."""
 
     raw: Raw | None
     io: Any
+    location: str = ""
 
 
 committing: ContextVar[Base | None] = ContextVar("committing", default=None)  # what the commit of this thread changes

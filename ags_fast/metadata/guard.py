@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ags_fast.keys.kms import KmsClient
     from ags_fast.metadata.state import Known
 
-__all__ = ["CHANGED", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "Guard", "Sealed", "adopting", "loading"]
+__all__ = ["CHANGED", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "Guard", "Sealed", "loading", "sealing"]
 
 SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
 BASES = 64  # of commits, whose verdicts are kept
@@ -42,8 +42,7 @@ WHY = {
 }
 
 named: ContextVar[str | None] = ContextVar("named", default=None)  # the identifier that this thread loads or changes
-# Whether the commit of this thread seals what was not sealed, with the "same" KEK or a "new" one.
-adopting: ContextVar[str] = ContextVar("adopting", default="")
+adopting: ContextVar[str] = ContextVar("adopting", default="")  # see `sealing`
 
 
 class Sealed(NamedTuple):
@@ -94,6 +93,7 @@ class Guard:
                 "the KMS can seal"
             )
         self.setting, self.pins = setting, {name: parse(text) for name, text in pins.items()}
+        self.served = False  # whether a REST server makes the metadata, and names their files
         self._kms, self._allowed = kms, allowed
         self._seen: dict[UUID, _Memory] = {}
         self._bases: dict[str, tuple[Any, Sealed]] = {}  # what commits begin on, by location: metadata and verdict
@@ -120,9 +120,13 @@ class Guard:
         secret = sealing_secret(read_encryption_keys([entry]), seal.kek, self._kms(), seal.table.bytes)
         if not seal.is_by(key := SealKey(secret, seal.table)):
             raise IntegrityError(f"{location} was changed: its seal was forged")
-        same = (seal.file, wrapping_key_id) == (location.rpartition("/")[2], raw["properties"].get(KEY_ID))
+        there = seal.file == location.rpartition("/")[2] or (seal.file is None and self.served)
         known = self._memory(seal.table).known
-        if same and hmac.compare_digest(digest(raw, known), seal.state):
+        if (
+            there
+            and wrapping_key_id == raw["properties"].get(KEY_ID)
+            and hmac.compare_digest(digest(raw, known), seal.state)
+        ):
             return Sealed(SEALED, seal, key)
         return Sealed(CHANGED, seal, key)
 
@@ -130,10 +134,14 @@ class Guard:
         """Tell whether the client's own configuration names a master key in ``encryption.allowed-key-ids``."""
         return any(fnmatchcase(wrapping_key_id, one) for one in self._allowed())
 
+    def requires(self) -> bool:
+        """Tell whether the table that this thread loads or changes must be sealed."""
+        return self.setting == "require" or isinstance(self.pins.get(named.get() or ""), SealedPin)
+
     def check_read(self, raw: Mapping[str, Any], location: str) -> None:
         """Refuse metadata that the client may not read. IntegrityError."""
         pin = self.pins.get(named.get() or "")
-        if self.setting != "require" and pin is None:
+        if (self.setting != "require" and pin is None) or adopting.get():  # what is being sealed has no seal yet
             return
         if isinstance(pin, OpenPin):
             pin.check(raw)
@@ -144,7 +152,7 @@ class Guard:
         found = _required(self.look(raw, location), location)
         assert found.seal is not None and found.key is not None
         folders = (f"{raw['location'].rstrip('/')}/metadata", raw["properties"].get("write.metadata.path"))
-        if location.rpartition("/")[0] not in [one.rstrip("/") for one in folders if one]:
+        if not self.served and location.rpartition("/")[0] not in [one.rstrip("/") for one in folders if one]:
             raise IntegrityError(f"{location} was moved: its table keeps its metadata in {folders[0]}")
         if isinstance(pin, SealedPin):
             pin.check(found.seal, found.key)
@@ -158,16 +166,15 @@ class Guard:
         if self.setting == "off":
             return Sealed(UNSEALED)
         known, found = self._bases.get(location, (None, Sealed(UNSEALED)))
-        requires = self.setting == "require" or isinstance(self.pins.get(named.get() or ""), SealedPin)
         if known is not raw:  # a file that was read again may be another
             try:
                 found = self.look(raw, location)
             except PolicyError:  # a later scheme
-                if requires:
+                if self.requires():
                     raise
                 found = Sealed(CHANGED)
             self._keep(location, raw, found)
-        if requires and not adopting.get():
+        if self.requires() and not adopting.get():
             _required(found, location)
         begun.set(found)
         return found
@@ -177,6 +184,14 @@ class Guard:
         if len(self._bases) > BASES:
             self._bases.pop(next(iter(self._bases)), None)
 
+    def seals(self, base: Sealed, at: str) -> bool:
+        """Tell whether a commit is sealed, by what `see_base` says of its base. A warning says why it no longer is."""
+        if base.verdict == SEALED or adopting.get():
+            return True
+        if base.verdict != UNSEALED:
+            warnings.warn(f"{at} {WHY[base.verdict]}: the commit is not sealed. {DO}", stacklevel=3)
+        return False
+
     def wrapping(self, raw: Mapping[str, Any]) -> str | None:
         """Return the KEK that alone may wrap in metadata that a commit makes of a sealed state; None: no such state."""
         base = begun.get()
@@ -184,7 +199,7 @@ class Guard:
             return None
         return base.seal.kek if raw["properties"].get(PROPERTY) == base.seal.text else None
 
-    def seal(self, base: Mapping[str, Any] | None, at: str, raw: dict[str, Any], location: str) -> bool:
+    def seal(self, base: Mapping[str, Any] | None, at: str, raw: dict[str, Any], location: str | None) -> bool:
         """Seal the metadata of a commit, which are changed, if their base is sealed, or is none.
 
         Returns whether that took a new KEK, which is then among their keys.
@@ -193,14 +208,12 @@ class Guard:
             base: What the commit begins on; None: a new table, or one that was in plaintext.
             at: Where that is.
             raw: The new metadata, complete but for the seal.
-            location: Where they are to be.
+            location: Where they are to be; None: where a REST server puts them.
         """
         if self.setting == "off":
             return False
         found = Sealed(UNSEALED) if base is None else self.see_base(base, at)
-        if base is not None and found.verdict != SEALED and not adopting.get():
-            if found.verdict != UNSEALED:
-                warnings.warn(f"{at} {WHY[found.verdict]}: the commit is not sealed. {DO}", stacklevel=2)
+        if base is not None and not self.seals(found, at):
             return False
         keys = read_encryption_keys(raw.get("encryption-keys") or ())
         if fresh := not any(one.is_kek for one in keys) or adopting.get() == "new":
@@ -216,11 +229,12 @@ class Guard:
         table, key = uuid_of(raw), found.key if found.seal is not None and found.seal.kek == kek else None
         if key is None:
             key = SealKey(sealing_secret(keys, kek, moving.get() or self._kms(), table.bytes), table)
-        name, adopts = location.rpartition("/")[2], found.verdict != SEALED and found.seal is not None
+        name, adopts = location and location.rpartition("/")[2], found.verdict != SEALED and found.seal is not None
         known = self._memory(table).known
         sealed = make(raw, kek, key, found.seal, found.key, file=name, adopts=adopts, known=known)
         raw["properties"] = {**raw["properties"], PROPERTY: sealed.text}
-        self._keep(location, raw, Sealed(SEALED, sealed, key))
+        if location is not None:
+            self._keep(location, raw, Sealed(SEALED, sealed, key))
         return fresh
 
     def _memory(self, table: UUID) -> _Memory:
@@ -233,6 +247,16 @@ def _required(found: Sealed, location: str) -> Sealed:
     if found.verdict != SEALED:
         raise IntegrityError(f"{location} {WHY[found.verdict]}, and this client requires a seal. {DO}")
     return found
+
+
+@contextmanager
+def sealing(kek: str) -> Iterator[None]:
+    """Let the commit of this thread seal what was not sealed, with the "same" KEK or a "new" one."""
+    token = adopting.set(kek)
+    try:
+        yield
+    finally:
+        adopting.reset(token)
 
 
 @contextmanager

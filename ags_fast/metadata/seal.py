@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ags_fast.metadata.state import Known
 
-__all__ = ["ID_NBYTES", "LEVELS", "Seal", "SealKey", "decoded", "encoded", "make", "seal_of"]
+__all__ = ["ID_NBYTES", "LEVELS", "Seal", "SealKey", "decoded", "encoded", "make", "seal_of", "was_made"]
 
 SCHEME = 1
 LABEL = "ags-iceberg-seal-1"
@@ -233,6 +233,16 @@ def seal_of(raw: Mapping[str, Any]) -> Seal | None:
     """Return the seal in a table's metadata, unchecked; None if there is none. Errors: see `Seal.read`."""
     text = (raw.get("properties") or {}).get(PROPERTY)
     return None if text is None else Seal.read(text)
+
+
+def was_made(raw: Mapping[str, Any], made: Mapping[str, Any]) -> bool | None:
+    """Tell by the seals whether a table's newest metadata are a sealed state, or come after it; None: unknown."""
+    with suppress(IntegrityError, PolicyError):
+        newest, ours = seal_of(raw), seal_of(made)
+        if newest is not None and ours is not None:
+            there = newest.ancestor(ours.n) if newest.n >= ours.n else b""
+            return None if there is None else there == ours.id[:ID_NBYTES]
+    return None
 
 
 def encoded(data: bytes) -> str:

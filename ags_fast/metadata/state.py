@@ -22,7 +22,7 @@ from ags_fast.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PROPERTY", "Known", "canonical", "digest", "snapshot_text", "text_of", "uuid_of"]
+__all__ = ["PROPERTY", "Known", "canonical", "digest", "items", "snapshot_text", "text_of", "uuid_of"]
 
 PROPERTY = "ags.seal"  # the table's property that holds the seal
 PREFIX = b"ags-iceberg-state-1\n"
@@ -80,6 +80,15 @@ def canonical(raw: Mapping[str, Any], known: Known | None = None) -> bytes:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as error:
         raise FormatError(f"the metadata have something of another type: {type(error).__name__}") from None
+
+
+def items(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the items of a state by what they are, such as ``properties/comment``. FormatError: see `canonical`."""
+    found: dict[str, Any] = {}
+    for name, value in msgspec.json.decode(canonical(raw).removeprefix(PREFIX)).items():
+        parts = value if isinstance(value, dict) else {"": value}
+        found |= {f"{name}/{part}".rstrip("/"): one for part, one in parts.items()}
+    return found
 
 
 def uuid_of(raw: Mapping[str, Any]) -> UUID:

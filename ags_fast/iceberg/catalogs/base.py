@@ -190,7 +190,8 @@ class EncryptedCatalog(Catalog):
         """
         check_commit(table, requirements, updates)
         is_new = any(isinstance(one, AssertCreate) for one in requirements)
-        base = committing.set(Base(None if is_new else raw_metadata(table), table_io(table)))
+        at = table.metadata_location or ""
+        base = committing.set(Base(None if is_new else raw_metadata(table), table_io(table), at))
         token = attempted.set(None)
         try:
             with loading(".".join(table.name())):

@@ -19,10 +19,12 @@ from requests.adapters import BaseAdapter
 from ags_fast.errors import FormatError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import metadata, policy, properties
 from ags_fast.iceberg.outcome import Attempt, attempted
-from ags_fast.iceberg.rest import updates
+from ags_fast.iceberg.rest.prediction import check_made, predicted
 from ags_fast.iceberg.session import KMS_PREFIXES, committing
 from ags_fast.iceberg.writing import seal_lists
+from ags_fast.metadata import updates
 from ags_fast.metadata.shape import check_shape
+from ags_fast.metadata.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -132,7 +134,7 @@ class Translator(BaseAdapter):
             seen = metadata.facade(raw) if policy.is_encrypted(raw) else raw
             told = {
                 name: value
-                for name, value in (raw.get("properties") or {}).items()
+                for name, value in _properties(raw).items()
                 if name in asked or properties.is_shown(name, properties.TABLE)
             }
             made["metadata"] = {**seen, "properties": told}
@@ -158,14 +160,14 @@ class Translator(BaseAdapter):
         mark = _mark(body["updates"])
         if mark is not None:
             return self._edit(request, body, base, mark, *args, **named)
-        made = self._sealed(body, base)
-        sealed = made is not body
+        made, state = self._encrypted(body, base)
         if base.raw is not None:
             new = [one["snapshot"] for one in made["updates"] if one["action"] == "add-snapshot"]
-            attempted.set(Attempt(base.raw, {**base.raw, "snapshots": [*(base.raw.get("snapshots") or ()), *new]}))
+            shown = {**base.raw, "snapshots": [*(base.raw.get("snapshots") or ()), *new]}
+            attempted.set(Attempt(base.raw, state or shown))
         answer = self._asked(_with_body(request, made), *args, **named)
-        if answer.ok and sealed:
-            _check_stored(made["updates"], answer.json())
+        if answer.ok and made is not body:
+            self._check_stored(made["updates"], answer, state)
         return self._shown(answer)
 
     def _asked(self, request: PreparedRequest, *args: Any, **named: Any) -> Response:
@@ -175,19 +177,24 @@ class Translator(BaseAdapter):
             attempted.set(None)
         return answer
 
-    def _sealed(self, body: Raw, base: Base) -> Raw:
-        """Return a commit for the facade, as one of version 3; `body` itself if the table is in plaintext."""
+    def _encrypted(self, body: Raw, base: Base) -> tuple[Raw, Raw | None]:
+        """Return a commit for the facade, as one of version 3, and what the server makes of it, if that is sealed.
+
+        It is `body` itself if the table is in plaintext.
+        """
         raw = base.raw or {"properties": {}, "next-row-id": 0}
-        properties = _properties_after(raw.get("properties") or {}, body["updates"])
+        properties = _properties_after(_properties(raw), body["updates"])
         if not policy.is_encrypted({"properties": properties}) and not policy.is_encrypted(raw):
             self._encryption.check_plaintext_table("the table")
-            return body
+            return body, None
         self._encryption.check_writes()
         policy.check_change(base.raw, properties, {})
         for one in body["updates"]:
             if one["action"] == "add-schema":
                 schema = {**one["schema"], "schema-id": 0}
                 policy.check_change(base.raw, properties, {"schemas": [schema], "current-schema-id": 0})
+        guard, at = self._encryption.guard, base.location
+        sealed = base.raw is not None and guard.seals(guard.see_base(raw, at), at)
         after = {**raw, "properties": properties, "next-row-id": raw.get("next-row-id") or 0}
         sent = [_of_version_3(one) for one in body["updates"]]
         new = [one["snapshot"] for one in sent if one["action"] == "add-snapshot"]
@@ -197,10 +204,29 @@ class Translator(BaseAdapter):
                 one.update(metadata.set_ref(one["ref-name"], refs.get(one["ref-name"], {}), one, ids))
         if new:
             seal_lists(base.io.table, after, new, base.io.inner(new[0]["manifest-list"]))
-        keys = updates.updates_of_keys(updates.entries(raw), updates.entries(after))
+        state, requirements = after, _requirements(body, base.raw)
+        fence: list[Raw] = []
+        if sealed:
+            told = {name: after.get(name) for name in ("properties", updates.KEYS, "next-row-id")}
+            state, fence = self._sealed(base, predicted(raw, body["updates"], told, new), sent)
+            requirements = _with_others(requirements, updates.requirements(raw, sent))
+            sent.append({"action": "set-properties", "updates": {PROPERTY: state["properties"][PROPERTY]}})
+        keys = updates.updates_of_keys(updates.entries(raw), updates.entries(state))
         first = next((i for i, one in enumerate(sent) if one["action"] == "add-snapshot"), len(sent))
         sent[first:first] = keys
-        return {**body, "updates": sent, "requirements": _requirements(body, base.raw)}
+        return {**body, "updates": [*fence, *sent], "requirements": requirements}, state if sealed else None
+
+    def _sealed(self, base: Base, made: Raw, sent: list[Raw]) -> tuple[Raw, list[Raw]]:
+        """Return what a server makes of updates, sealed if its base was, and the fence that goes before them."""
+        raw, state = base.raw or {}, dict(made)
+        if not policy.is_encrypted(made):
+            return made, []
+        fence = updates.fence(raw, sent)
+        if fence:
+            number = fence[0]["snapshot"]["sequence-number"]
+            state["last-sequence-number"] = max(number, made.get("last-sequence-number") or 0)
+        self._encryption.guard.seal(raw if policy.is_encrypted(raw) else None, base.location, state, None)
+        return state, fence
 
     def _edit(self, request: PreparedRequest, body: Raw, base: Base, mark: str, *args: Any, **named: Any) -> Response:
         """Send an edit of the raw metadata, and see that its keys are what the server stores."""
@@ -210,9 +236,12 @@ class Translator(BaseAdapter):
         if policy.is_encrypted(made):
             base.io.table.remember(made, "", own=True)
         changes = updates.differences(base.raw, made)
-        before = updates.fence(base.raw) if updates.needs_fence(base.raw, changes) else []
-        body = {**body, "updates": [*before, *changes], "requirements": updates.requirements(base.raw)}
-        attempted.set(Attempt(base.raw, made))
+        state, fence = self._sealed(base, made, changes)
+        changes = updates.differences(base.raw, state)
+        first = 1 if changes and changes[0]["action"] == "upgrade-format-version" else 0
+        sent = [*changes[:first], *fence, *changes[first:]]
+        body = {**body, "updates": sent, "requirements": updates.requirements(base.raw, changes)}
+        attempted.set(Attempt(base.raw, state))
         answer = self._asked(_with_body(request, body), *args, **named)
         if not answer.ok:
             return answer
@@ -225,10 +254,18 @@ class Translator(BaseAdapter):
             answer = self._ask(_with_body(request, repair), *args, **named)
             answer.raise_for_status()
         if all(one["action"] in KEYS_ALONE for one in changes):
-            _check_keys(stored, made, lost)
-        else:  # it is made: what an edit does with its files when it comes again must not happen
-            _check_stored(changes, answer.json())
+            _check_keys(stored, state, lost)
+        # It is made: what an edit does with its files when it comes again must not happen.
+        sealed = _properties(state).get(PROPERTY) != _properties(base.raw).get(PROPERTY)
+        self._check_stored(changes, answer, state if sealed else None)
         return self._shown(answer)
+
+    def _check_stored(self, sent: list[Raw], answer: Response, state: Raw | None) -> None:
+        """See that a server has stored what opens new snapshots, and the state that was sealed, if one was."""
+        stored = answer.json()["metadata"]
+        _check_opens(sent, stored)
+        if state is not None:
+            check_made(stored, state, requires=self._encryption.guard.requires())
 
 
 # ------------------------------------------------------------------------------------------------------------- bodies
@@ -293,6 +330,10 @@ def _mark(sent: list[Raw]) -> str | None:
     return next((mark for mark in marks if mark is not None), None)
 
 
+def _properties(raw: Mapping[str, Any]) -> Mapping[str, str]:
+    return raw.get("properties") or {}
+
+
 def _properties_after(properties: Mapping[str, str], sent: Iterable[Raw]) -> dict[str, str]:
     after = dict(properties)
     for one in sent:
@@ -329,6 +370,12 @@ def _requirements(body: Raw, base: Raw | None) -> list[Raw]:
     return made
 
 
+def _with_others(made: list[Raw], more: Iterable[Raw]) -> list[Raw]:
+    """Return requirements with those of others that they do not have."""
+    has = {(one["type"], one.get("ref")) for one in made}
+    return [*made, *(one for one in more if (one["type"], one.get("ref")) not in has)]
+
+
 def _check_keys(stored: Raw, made: Raw, lost: list[Raw]) -> None:
     """See that a server stores the keys of an edit that only turns them."""
     if lost or updates.entries(stored).keys() != updates.entries(made).keys():
@@ -337,13 +384,13 @@ def _check_keys(stored: Raw, made: Raw, lost: list[Raw]) -> None:
         raise PolicyError("the server did not replace the table's encryption-keys: it keeps the old ones")
 
 
-def _check_stored(sent: list[Raw], body: Raw) -> None:
+def _check_opens(sent: list[Raw], stored: Raw) -> None:
     """See that a server has stored what opens new snapshots."""
-    stored = {one["snapshot-id"]: one for one in body["metadata"].get("snapshots") or ()}
-    keys = updates.entries(body["metadata"])
+    snapshots = {one["snapshot-id"]: one for one in stored.get("snapshots") or ()}
+    keys = updates.entries(stored)
     for one in sent:
         snapshot = one.get("snapshot") or {}
-        found = stored.get(snapshot.get("snapshot-id"))
+        found = snapshots.get(snapshot.get("snapshot-id"))
         if one["action"] == "add-snapshot" and found is not None:
             key_id = snapshot["key-id"]
             if found.get("key-id") != key_id or keys.get(key_id, {}).get("encrypted-by-id") not in keys:

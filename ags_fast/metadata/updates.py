@@ -15,9 +15,9 @@ from ags_fast.errors import UnsupportedChangeError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.metadata.javajson import Raw
 
-__all__ = ["differences", "entries", "fence", "lost_keys", "needs_fence", "requirements", "updates_of_keys"]
+__all__ = ["KEYS", "differences", "entries", "fence", "lost_keys", "requirements", "updates_of_keys"]
 
 KEYS = "encryption-keys"
 # What a server derives from the updates.
@@ -30,17 +30,33 @@ EXPRESSED = frozenset(
 )
 
 
+# Requirements by the number that they compare, and what that is called in metadata.
+ASSERTED = {
+    "current-schema-id": "current-schema-id",
+    "last-assigned-field-id": "last-column-id",
+    "last-assigned-partition-id": "last-partition-id",
+    "default-spec-id": "default-spec-id",
+    "default-sort-order-id": "default-sort-order-id",
+}
+
+
 def entries(raw: Mapping[str, Any] | None) -> dict[str, Raw]:
     """Return the entries of a table's ``encryption-keys`` by id."""
     return {one["key-id"]: one for one in (raw or {}).get(KEYS) or ()}
 
 
-def requirements(base: Mapping[str, Any]) -> list[Raw]:
-    """Return the requirements of an edit: the same table, and every branch and tag where it is in `base`."""
-    made: list[Raw] = [{"type": "assert-table-uuid", "uuid": base["table-uuid"]}]
-    for name, ref in (base.get("refs") or {}).items():
-        made.append({"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": ref["snapshot-id"]})
-    return made
+def requirements(base: Mapping[str, Any], updates: Iterable[Mapping[str, Any]]) -> list[Raw]:
+    """Return the requirements that a table is as it is in `base`, as far as the protocol has words, for these updates.
+
+    It has none for properties, keys and statistics: `fence` is for them.
+    """
+    refs = {name: one["snapshot-id"] for name, one in (base.get("refs") or {}).items()}
+    refs = {one["ref-name"]: None for one in updates if one["action"] == "set-snapshot-ref"} | refs
+    return [
+        {"type": "assert-table-uuid", "uuid": base["table-uuid"]},
+        *({"type": "assert-ref-snapshot-id", "ref": name, "snapshot-id": at} for name, at in refs.items()),
+        *({"type": f"assert-{name}", name: base[field]} for name, field in ASSERTED.items()),
+    ]
 
 
 def differences(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
@@ -142,28 +158,25 @@ def _removed_snapshots(base: Mapping[str, Any], made: Mapping[str, Any]) -> list
 # -------------------------------------------------------------------------------------------------------------- fence
 
 
-def needs_fence(base: Mapping[str, Any], updates: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell whether updates take keys away, and have no snapshot by which the server sees other commits."""
-    actions = list(updates)
-    if not any(one["action"] == "remove-encryption-key" for one in actions) or not base.get("snapshots"):
-        return False
-    return not any("parent-snapshot-id" in one["snapshot"] for one in actions if one["action"] == "add-snapshot")
-
-
-def fence(base: Mapping[str, Any]) -> list[Raw]:
+def fence(base: Mapping[str, Any], updates: Iterable[Mapping[str, Any]]) -> list[Raw]:
     """Return two updates that change no table, and that a server refuses after any other commit of a snapshot.
+
+    None are needed if the commit's own updates add a snapshot with a parent.
 
     The protocol has no requirement for keys. But a snapshot's sequence number must be greater than the table's last,
     so a snapshot that is added and removed again shows the server what its base was. And a commit that has begun
-    before is refused after, since the table's last sequence number has grown by one. `base` has a snapshot.
+    before is refused after, since the table's last sequence number has grown by one. Only a snapshot with a parent is
+    compared: in an empty table its parent is one that does not exist.
     """
-    snapshots = base["snapshots"]
+    if any("parent-snapshot-id" in one["snapshot"] for one in updates if one["action"] == "add-snapshot"):
+        return []
     taken = _by_id(base)
     snapshot_id = next(made for made in iter(lambda: secrets.randbits(62) + 1, 0) if made not in taken)
+    newest = max(taken.values(), key=lambda one: one.get("sequence-number") or 0, default={"snapshot-id": 1})
     snapshot = {
-        "sequence-number": base["last-sequence-number"] + 1,
+        "sequence-number": (base.get("last-sequence-number") or 0) + 1,
         "snapshot-id": snapshot_id,
-        "parent-snapshot-id": max(snapshots, key=lambda one: one.get("sequence-number") or 0)["snapshot-id"],
+        "parent-snapshot-id": newest["snapshot-id"],
         "timestamp-ms": max(time.time_ns() // 1_000_000, base["last-updated-ms"] + 1),
         "summary": {"operation": "replace"},
         "manifest-list": f"{base['location']}/metadata/fence-{snapshot_id}.avro",  # nobody reads or deletes it
