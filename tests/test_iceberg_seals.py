@@ -323,6 +323,31 @@ def test_seal_shows_what_was_changed(connect: Any, table: Any, monkeypatch: pyte
     assert seal(owner).rows == []  # it is sealed
 
 
+def test_verify_tells_what_each_seal_says(connect: Any, table: Any) -> None:
+    """The files of the log have rows, which fail nothing: nobody reads the table by those files."""
+    connect(**{SETTING: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
+    done = verify(connect().load_table("ns.t"))
+    assert any("was changed after it was sealed" in text for text in done.warnings)
+    seal(connect().load_table("ns.t"))
+    table = connect().load_table("ns.t")
+    log = [one.metadata_file for one in table.metadata.metadata_log]
+    change(log[0], a_property)
+    change(log[1], a_forged_seal)
+    local(log[2]).unlink()
+    done = verify(table)
+    told = {row.src: (row.status, row.error_class) for row in done.rows if row.format == "metadata"}
+    assert told == {
+        table.metadata_location: ("ok", None),
+        log[0]: ("skipped", "Changed"),
+        log[1]: ("skipped", "IntegrityError"),
+        log[2]: ("skipped", "FileNotFoundError"),
+        log[3]: ("skipped", "Changed"),
+    }
+    assert done.warnings == []
+    unseen = verify(connect(**{SETTING: "off"}).load_table("ns.t"))
+    assert [row.src for row in unseen.rows if row.format == "metadata"] == [table.metadata_location]
+
+
 def test_seal_with_a_pin_keeps_the_kek(connect: Any, table: Any) -> None:
     kept = pin(table)
     connect(**{SETTING: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()

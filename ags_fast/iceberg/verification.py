@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
+from ags_fast.metadata.guard import SEALED, WHY
+from ags_fast.metadata.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +80,8 @@ def verify(
     Checked are the metadata file, manifest lists, manifests, data files, delete files and deletion vectors: all tags,
     the trusted length of each against the storage, what a list says of the files and rows of a manifest, and that
     nothing is in plaintext. An error of one file does not stop the others. The table is checked as it was loaded.
+    Of a table that was sealed, each metadata file of its log has a row, too: "skipped" with the class "Changed",
+    "Unsealed" or "Foreign" if its seal does not hold.
 
     Args:
         table: A table of a catalog of ags_fast.iceberg, or of `open_table`. Load it within `inspecting()` if its
@@ -115,6 +120,9 @@ def verify(
         result.rows.append(_metadata_row(table, io, raw))
         result.rows += walk.run()
         result.rows += walk.statistics(refuse=statistics == "refuse")
+        if _seals(io, raw):
+            log = dict.fromkeys(one["metadata-file"] for one in raw.get("metadata-log") or ())
+            result.rows += pool.map(partial(_earlier_row, io), log)
         if orphans:
             walk.name_older(raw, table.metadata_location)
             result.rows += walk.orphans(table.location())
@@ -142,6 +150,8 @@ def _metadata_row(table: Table, io: FileIO, raw: Raw) -> Row:
     location = table.metadata_location
 
     def check() -> int | None:
+        if _seals(io, raw):
+            io.session.guard.look(raw, location)
         if isinstance(table.catalog, RestCatalog):  # the server's answer is the metadata
             io.session.check_metadata(raw, location)
             return None
@@ -152,6 +162,23 @@ def _metadata_row(table: Table, io: FileIO, raw: Raw) -> Row:
         return len(data)
 
     return _attempt(location, "metadata", check)[0]
+
+
+def _seals(io: FileIO, raw: Raw) -> bool:
+    """Tell whether a table was ever sealed, and this client looks at seals."""
+    return PROPERTY in raw["properties"] and io.session.guard.setting != "off"
+
+
+def _earlier_row(io: FileIO, location: str) -> Row:
+    """Return what the seal of an earlier metadata file says. Nobody reads the table by that file, so none fails."""
+    try:
+        data = metadata.read(io.inner(location).new_input(location))
+        verdict = io.session.guard.look(metadata.parse(data, location), location).verdict
+    except (AgsError, OSError) as error:
+        return _failed(location, "metadata", error)._replace(status="skipped")
+    if verdict != SEALED:
+        return Row(location, None, "skipped", verdict.capitalize(), f"the file {WHY[verdict]}", format="metadata")
+    return Row(location, None, "ok", format="metadata", file_length=len(data))
 
 
 def _attempt(path: str, kind: str, work: Callable[[], int | None], **more: Any) -> tuple[Row, bool]:
@@ -395,6 +422,10 @@ def _warnings(raw: Raw, walk: _Walk, rows: list[Row]) -> Iterator[str]:
 
 def _doubts(table: Table, raw: Raw, chosen: set[int], rows: list[Row]) -> Iterator[str]:
     """Yield what an attacker may have changed in the metadata, and their owner may have, too."""
+    with suppress(AgsError):
+        guard, location = table_io(table).session.guard, table.metadata_location
+        if _seals(table_io(table), raw) and (verdict := guard.look(raw, location).verdict) != SEALED:
+            yield f"{location} {WHY[verdict]}: look at seal(table, dry_run=True), and then seal the table"
     own, given = [*own_folders(table.metadata_location), *roots_of(table.catalog)], raw["properties"]
     log = [one["metadata-file"] for one in raw.get("metadata-log") or ()]
     named = dict.fromkeys((*(row.src for row in rows if "/" in row.src), *log))

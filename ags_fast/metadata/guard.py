@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ags_fast.keys.kms import KmsClient
     from ags_fast.metadata.state import Known
 
-__all__ = ["CHANGED", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "Guard", "Sealed", "loading", "sealing"]
+__all__ = ["CHANGED", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "WHY", "Guard", "Sealed", "loading", "sealing"]
 
 SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
 BASES = 64  # of commits, whose verdicts are kept

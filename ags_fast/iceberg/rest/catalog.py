@@ -7,9 +7,11 @@ the catalog's HTTP session translates.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pyiceberg.catalog.rest import RestCatalog as _RestCatalog
+from pyiceberg.table import Table
 from pyiceberg.table.update import AssertCreate
 
 from ags_fast.errors import PolicyError
@@ -21,9 +23,9 @@ from ags_fast.metadata.guard import loading, sealing
 from ags_fast.metadata.state import PROPERTY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from pyiceberg.table import CommitTableResponse, CreateTableTransaction, Table
+    from pyiceberg.table import CommitTableResponse
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier
     from requests import Session
@@ -32,7 +34,34 @@ if TYPE_CHECKING:
 
 __all__ = ["RestCatalog"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 SNAPSHOTS = "snapshot-loading-mode"
+
+
+def _first(table: Table) -> Table:
+    """Seal the first state of a table, whose UUID and location its server has chosen."""
+    first = raw_metadata(table)
+    if policy.is_encrypted(first) and table_io(table).session.guard.setting != "off":
+        with loading(".".join(table.name())):
+            made = edit(table, lambda newest: {**newest} if newest == first else newest)
+        if PROPERTY not in made["properties"]:
+            warnings.warn("another commit came before the table was sealed: seal the table", stacklevel=3)
+    return table
+
+
+def _creates(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that creates a table, or begins to, as one whose table is then sealed."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **named: P.kwargs) -> T:
+        with sealing("new"):
+            made = method(self, *args, **named)
+            if isinstance(made, Table):
+                _first(made)
+            return made
+
+    return call
 
 
 class RestCatalog(EncryptedCatalog, _RestCatalog):
@@ -63,15 +92,8 @@ class RestCatalog(EncryptedCatalog, _RestCatalog):
             http.mount(prefix, Translator(self.session, adapter))
         return http
 
-    def create_table(self, *args: Any, **named: Any) -> Table:
-        """Create a table, and seal it in a commit of its own: the server chooses its UUID and location."""
-        with sealing("new"):
-            return self._first(super().create_table(*args, **named))
-
-    def create_table_transaction(self, *args: Any, **named: Any) -> CreateTableTransaction:
-        """Begin to create a table. See PyIceberg's method."""
-        with sealing("new"):
-            return super().create_table_transaction(*args, **named)
+    create_table = _creates(EncryptedCatalog.create_table)
+    create_table_transaction = _creates(EncryptedCatalog.create_table_transaction)
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
@@ -81,17 +103,7 @@ class RestCatalog(EncryptedCatalog, _RestCatalog):
             return super().commit_table(table, requirements, updates)
         with sealing("new"):
             super().commit_table(table, requirements, updates)
-            return response(self._first(self.load_table(table.name())))
-
-    def _first(self, table: Table) -> Table:
-        """Seal the first state of a table that was created."""
-        first = raw_metadata(table)
-        if policy.is_encrypted(first) and self.session.guard.setting != "off":
-            with loading(".".join(table.name())):
-                made = edit(table, lambda newest: {**newest} if newest == first else newest)
-            if PROPERTY not in made["properties"]:
-                warnings.warn("another commit came before the table was sealed: seal the table", stacklevel=3)
-        return table
+            return response(_first(self.load_table(table.name())))
 
     def plan_scan(self, identifier: str | Identifier, request: Any) -> Any:
         """Let the server plan a scan of a table in plaintext. See PyIceberg's method.
