@@ -82,7 +82,7 @@ def show_metadata(session: Session, data: bytes, location: str) -> bytes:
     state = session.table_of(raw)
     state.drop_written(raw)
     if policy.is_encrypted(raw) or state.upgrading:
-        shown = metadata.facade(raw)
+        shown = metadata.facade(raw, sealed=session.guard.requires())
         if session.marks:
             shown["properties"][OF_TABLE] = f"{raw.get('table-uuid')} {raw.get('location')}"
         return metadata.dump(shown, location)

@@ -93,6 +93,8 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
         policy.check_change(base, written, shown)
         state = session.table_of(shown)
         raw = metadata.merge(base, shown, lambda raw, new: seal_lists(state, raw, new, inner))
+        if base is not None and session.guard.requires():
+            raw = metadata.with_log(raw, base)
     if policy.is_encrypted(raw):
         raw, encrypted = in_java_order(raw), base if base and policy.is_encrypted(base) else None
         keys = raw.get("encryption-keys") or ()

@@ -131,7 +131,8 @@ class Translator(BaseAdapter):
             self._encryption.check_metadata(raw, location or "the server's answer")
             if location:
                 self._encryption.remember(raw, location)
-            seen = metadata.facade(raw) if policy.is_encrypted(raw) else raw
+            sealed = self._encryption.guard.requires()
+            seen = metadata.facade(raw, sealed=sealed) if policy.is_encrypted(raw) else raw
             told = {
                 name: value
                 for name, value in _properties(raw).items()
