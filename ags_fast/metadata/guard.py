@@ -11,7 +11,6 @@ import hmac
 import warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from ags_fast.keys.kms import KmsClient
-    from ags_fast.metadata.state import Known
 
 __all__ = ["CHANGED", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "WHY", "Guard", "Sealed", "loading", "sealing"]
 
 SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
-BASES = 64  # of commits, whose verdicts are kept
+VERDICTS, TABLES = 64, 1000  # that are kept
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 SEALED, CHANGED, FOREIGN, UNSEALED = "sealed", "changed", "foreign", "unsealed"
 DO = "If its owner did that, look at ags_fast.iceberg.seal(table, dry_run=True), and then seal the table"
@@ -55,14 +53,6 @@ class Sealed(NamedTuple):
 
 moving: ContextVar[KmsClient | None] = ContextVar("moving", default=None)  # where its commit moves the KEKs to
 begun: ContextVar[Sealed | None] = ContextVar("begun", default=None)  # on what the commit of this thread begins
-
-
-@dataclass
-class _Memory:
-    """The newest sealed state that was seen of a table, and the texts of its items."""
-
-    pin: SealedPin | None
-    known: Known
 
 
 class Guard:
@@ -95,8 +85,8 @@ class Guard:
         self.setting, self.pins = setting, {name: parse(text) for name, text in pins.items()}
         self.served = False  # whether a REST server makes the metadata, and names their files
         self._kms, self._allowed = kms, allowed
-        self._seen: dict[UUID, _Memory] = {}
-        self._bases: dict[str, tuple[Any, Sealed]] = {}  # what commits begin on, by location: metadata and verdict
+        self._seen: dict[UUID, SealedPin] = {}  # the newest sealed state of each table
+        self._verdicts: dict[str, tuple[Any, Sealed]] = {}  # by location: metadata, and what they are
 
     def look(self, raw: Mapping[str, Any], location: str) -> Sealed:
         """Return what metadata are.
@@ -106,6 +96,13 @@ class Guard:
             PolicyError: It is of a later scheme.
             KeyAccessError: The KMS refuses its KEK.
         """
+        known, found = self._verdicts.get(location, (None, Sealed(UNSEALED)))
+        if known is not raw:  # a file that was read again may be another
+            found = self._looked(raw, location)
+            _keep(self._verdicts, location, (raw, found), VERDICTS)
+        return found
+
+    def _looked(self, raw: Mapping[str, Any], location: str) -> Sealed:
         seal = seal_of(raw)
         if seal is None:
             return Sealed(UNSEALED)
@@ -121,12 +118,8 @@ class Guard:
         if not seal.is_by(key := SealKey(secret, seal.table)):
             raise IntegrityError(f"{location} was changed: its seal was forged")
         there = seal.file == location.rpartition("/")[2] or (seal.file is None and self.served)
-        known = self._memory(seal.table).known
-        if (
-            there
-            and wrapping_key_id == raw["properties"].get(KEY_ID)
-            and hmac.compare_digest(digest(raw, known), seal.state)
-        ):
+        same = there and wrapping_key_id == raw["properties"].get(KEY_ID)
+        if same and hmac.compare_digest(digest(raw), seal.state):
             return Sealed(SEALED, seal, key)
         return Sealed(CHANGED, seal, key)
 
@@ -156,33 +149,24 @@ class Guard:
             raise IntegrityError(f"{location} was moved: its table keeps its metadata in {folders[0]}")
         if isinstance(pin, SealedPin):
             pin.check(found.seal, found.key)
-        memory = self._memory(found.seal.table)
-        if memory.pin is not None:
-            memory.pin.check(found.seal, found.key)
-        memory.pin = SealedPin.of(found.seal, found.key)
+        if (seen := self._seen.get(found.seal.table)) is not None:
+            seen.check(found.seal, found.key)
+        _keep(self._seen, found.seal.table, SealedPin.of(found.seal, found.key), TABLES)
 
     def see_base(self, raw: Mapping[str, Any], location: str) -> Sealed:
         """Check in full what a commit begins on. IntegrityError if the client requires a seal, and there is none."""
         if self.setting == "off":
             return Sealed(UNSEALED)
-        known, found = self._bases.get(location, (None, Sealed(UNSEALED)))
-        if known is not raw:  # a file that was read again may be another
-            try:
-                found = self.look(raw, location)
-            except PolicyError:  # a later scheme
-                if self.requires():
-                    raise
-                found = Sealed(CHANGED)
-            self._keep(location, raw, found)
+        try:
+            found = self.look(raw, location)
+        except PolicyError:  # a later scheme
+            if self.requires():
+                raise
+            found = Sealed(CHANGED)
         if self.requires() and not adopting.get():
             _required(found, location)
         begun.set(found)
         return found
-
-    def _keep(self, location: str, raw: Mapping[str, Any], found: Sealed) -> None:
-        self._bases[location] = raw, found
-        if len(self._bases) > BASES:
-            self._bases.pop(next(iter(self._bases)), None)
 
     def seals(self, base: Sealed, at: str) -> bool:
         """Tell whether a commit is sealed, by what `see_base` says of its base. A warning says why it no longer is."""
@@ -230,17 +214,17 @@ class Guard:
         if key is None:
             key = SealKey(sealing_secret(keys, kek, moving.get() or self._kms(), table.bytes), table)
         name, adopts = location and location.rpartition("/")[2], found.verdict != SEALED and found.seal is not None
-        known = self._memory(table).known
-        sealed = make(raw, kek, key, found.seal, found.key, file=name, adopts=adopts, known=known)
+        sealed = make(raw, kek, key, found.seal, found.key, file=name, adopts=adopts)
         raw["properties"] = {**raw["properties"], PROPERTY: sealed.text}
         if location is not None:
-            self._keep(location, raw, Sealed(SEALED, sealed, key))
+            _keep(self._verdicts, location, (raw, Sealed(SEALED, sealed, key)), VERDICTS)
         return fresh
 
-    def _memory(self, table: UUID) -> _Memory:
-        if len(self._seen) > 1000:
-            self._seen.pop(next(iter(self._seen)))
-        return self._seen.setdefault(table, _Memory(None, {}))
+
+def _keep(kept: dict[Any, Any], name: Any, value: Any, most: int) -> None:
+    kept[name] = value
+    if len(kept) > most:
+        kept.pop(next(iter(kept)), None)
 
 
 def _required(found: Sealed, location: str) -> Sealed:

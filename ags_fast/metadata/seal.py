@@ -25,8 +25,6 @@ from ags_fast.metadata.state import PROPERTY, digest, text_of, uuid_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ags_fast.metadata.state import Known
-
 __all__ = ["ID_NBYTES", "LEVELS", "Seal", "SealKey", "decoded", "encoded", "make", "seal_of", "was_made"]
 
 SCHEME = 1
@@ -201,7 +199,6 @@ def make(
     *,
     file: str | None,
     adopts: bool = False,
-    known: Known | None = None,
     nonce: bytes | None = None,
 ) -> Seal:
     """Seal the state of a table.
@@ -214,7 +211,6 @@ def make(
         earlier: The key of that seal.
         file: The name of the metadata file; None over REST.
         adopts: Whether the metadata before had no seal of their own.
-        known: See `state.canonical`.
         nonce: For tests only.
     """
     table, n, ancestors, keys = uuid_of(raw), 0, b"", b""
@@ -225,7 +221,7 @@ def make(
             keys = (keys + key.wrap(earlier, nonce))[-MOST_WRAPPED * WRAPPED_NBYTES :]
     since = n if adopts else parent.since if parent else 0
     before = None if parent is None else parent.id
-    made = Seal(table, n, since, kek, digest(raw, known), before, file, ancestors, keys)
+    made = Seal(table, n, since, kek, digest(raw), before, file, ancestors, keys)
     return made._replace(mac=key.mac(made.header))
 
 

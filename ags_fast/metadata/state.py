@@ -6,13 +6,11 @@ server that parsed them and wrote them again. What a REST server decides by itse
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
-import marshal
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import msgspec
@@ -22,7 +20,7 @@ from ags_fast.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PROPERTY", "Known", "canonical", "digest", "items", "snapshot_text", "text_of", "uuid_of"]
+__all__ = ["PROPERTY", "canonical", "digest", "items", "snapshot_text", "text_of", "uuid_of"]
 
 PROPERTY = "ags.seal"  # the table's property that holds the seal
 PREFIX = b"ags-iceberg-state-1\n"
@@ -32,6 +30,8 @@ LEFT_OUT = ("last-updated-ms", "metadata-log", "snapshot-log", "current-snapshot
 ABSENT: tuple[Any, ...] = (None, [], {})
 ENCODE = msgspec.json.Encoder(order="sorted").encode  # no spaces, and no escape but those that JSON asks for
 LONG = range(-1 << 63, 1 << 63)
+LONG_TYPE = Annotated[int, msgspec.Meta(ge=LONG[0], le=LONG[-1])]
+FLAT = list[dict[str, str | LONG_TYPE | Annotated[dict[str, str], msgspec.Meta(min_length=1)]]]
 
 DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)", re.ASCII)
 FIXED = re.compile(r"fixed\[\s*(\d+)\s*\]", re.ASCII)
@@ -42,21 +42,17 @@ TIME = re.compile(
 )
 INNER = ("element", "key", "value")  # of types that have types
 
-# By kind and id: the bytes of an item as it was read, and its text. Most items are the same in a table's next version.
-Known = dict[tuple[str, int | str], tuple[bytes, bytes]]
 
-
-def digest(raw: Mapping[str, Any], known: Known | None = None) -> bytes:
+def digest(raw: Mapping[str, Any]) -> bytes:
     """Return the SHA-256 of a table's state, 32 bytes. See `canonical`."""
-    return hashlib.sha256(canonical(raw, known)).digest()
+    return hashlib.sha256(canonical(raw)).digest()
 
 
-def canonical(raw: Mapping[str, Any], known: Known | None = None) -> bytes:
+def canonical(raw: Mapping[str, Any]) -> bytes:
     """Return the text of a table's state, of which `digest` is the SHA-256.
 
     Args:
         raw: Parsed metadata of format version 3, whose types were checked.
-        known: Texts of items of an earlier version, which are taken if an item is the same. It gets those of this one.
 
     Raises:
         FormatError: The metadata are of another format version, or say something twice, or contradict themselves, or
@@ -64,15 +60,11 @@ def canonical(raw: Mapping[str, Any], known: Known | None = None) -> bytes:
     """
     if raw.get("format-version") != VERSION:
         raise FormatError(f"a seal is of format version {VERSION}, and this table has {raw.get('format-version')!r}")
-    items: Known = {}
     made: dict[str, bytes] = {}
     try:
         for name, value in {"refs": None, **raw}.items():
-            if name not in LEFT_OUT and (text := _member(name, value, raw, known or {}, items)):
+            if name not in LEFT_OUT and (text := _member(name, value, raw)):
                 made[name] = ENCODE(name) + b":" + text
-        if known is not None:
-            known.clear()
-            known.update(items)
         return PREFIX + _object(made)
     except UnicodeEncodeError:
         raise FormatError("a text of the metadata has half a surrogate pair") from None
@@ -106,30 +98,26 @@ def text_of(value: Any) -> str:
 
 def snapshot_text(snapshot: Mapping[str, Any]) -> bytes:
     """Return the canonical text of a snapshot."""
-    return ENCODE(_snapshot(snapshot))
+    return ENCODE(_snapshot(_plain(snapshot)))
 
 
 def _object(members: Mapping[str, bytes]) -> bytes:
     return b"{%b}" % b",".join([members[name] for name in sorted(members)])
 
 
-def _member(name: str, value: Any, raw: Mapping[str, Any], known: Known, items: Known) -> bytes:
+def _member(name: str, value: Any, raw: Mapping[str, Any]) -> bytes:
     """Return the text of a member of the metadata; none if that is as if absent."""
     if name in NUMBERED:
         id_name, change = NUMBERED[name]
-        made: dict[str, bytes] = {}
+        made: dict[str, Any] = {}
+        as_it_is = name == "schemas" or _are_flat(value)  # a schema has numbers of its own
         for item in value or ():
             number = item.get(id_name)
             if type(number) not in (int, str) or str(number) in made:
                 raise FormatError(f"an item of {name} has no {id_name}, or that of another item: {number!r}")
-            exact = marshal.dumps(item, 2)  # which tells 1 from 1.0 and true
-            had, text = known.get((name, number), (b"", b""))
-            if had != exact:
-                text = ENCODE(str(number)) + b":" + ENCODE(change(item))
-            items[name, number] = exact, text
-            made[str(number)] = text
-        return _object(made) if made else b""
-    if name in ("statistics", "partition-statistics"):
+            made[str(number)] = change(item if as_it_is else _plain(item))
+        value = made
+    elif name in ("statistics", "partition-statistics"):
         value = sorted(text_of(_plain(item)) for item in value or ())
     elif name == "properties":
         value = {key: one for key, one in _texts(value or {}).items() if key != PROPERTY}
@@ -158,10 +146,8 @@ def _refs(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return any JSON without what is as if absent, and with the bits of numbers that are no integers."""
-    if type(value) is str:
-        return value
     if isinstance(value, dict):
-        made = {name: one if type(one) is str else _plain(one) for name, one in value.items()}
+        made = {name: _plain(one) for name, one in value.items()}
         return {name: one for name, one in made.items() if one or one not in ABSENT}
     if isinstance(value, list):
         return [_plain(one) for one in value]
@@ -172,30 +158,35 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _are_flat(items: Any) -> bool:
+    """Tell whether items have nothing but texts, whole numbers and objects of texts: then they are plain already."""
+    try:
+        msgspec.convert(items, FLAT)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def _bits(value: float) -> str:
     return "f64:" + struct.pack(">d", value).hex()
 
 
 def _texts(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not all(isinstance(one, str) for one in value.values()):
+    if not set(map(type, value.values())) <= {str}:
         raise FormatError("a property, or a member of a summary, is no text")
     return value
 
 
 def _snapshot(one: Mapping[str, Any]) -> Any:
-    summary = one.get("summary") or {}
-    made = _plain({name: value for name, value in one.items() if name != "summary"}) | (
-        {"summary": _texts(summary)} if summary else {}
-    )
-    if made.get("sequence-number") == 0:
-        del made["sequence-number"]
-    return made
+    _texts(one.get("summary") or {})
+    return one if one.get("sequence-number") != 0 else {name: one[name] for name in one if name != "sequence-number"}
 
 
 def _key(one: Mapping[str, Any]) -> Any:
     """Return an entry of encryption-keys. Base64 has one spelling."""
-    wrapped = base64.b64decode(one["encrypted-key-metadata"], validate=True)
-    return {**_plain(one), "encrypted-key-metadata": base64.b64encode(wrapped).decode()}
+    given = one["encrypted-key-metadata"]
+    wrapped = binascii.b2a_base64(binascii.a2b_base64(given, strict_mode=True), newline=False).decode()
+    return one if wrapped == given else {**one, "encrypted-key-metadata": wrapped}
 
 
 def _schema(one: Mapping[str, Any]) -> Any:
@@ -257,8 +248,8 @@ def _default(value: Any, of: Any) -> Any:
 
 NUMBERED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "schemas": ("schema-id", _schema),
-    "partition-specs": ("spec-id", _plain),
-    "sort-orders": ("order-id", _plain),
+    "partition-specs": ("spec-id", dict),
+    "sort-orders": ("order-id", dict),
     "snapshots": ("snapshot-id", _snapshot),
     "encryption-keys": ("key-id", _key),
 }
