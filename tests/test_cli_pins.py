@@ -152,3 +152,16 @@ def test_two_jobs_at_once_leave_one_whole_pin(tmp_path: Path) -> None:
         assert pins.FORM.fullmatch(file.read_text().strip())
     assert file.read_text().strip() in texts
     assert os.listdir(tmp_path) == ["pin"]
+
+
+def test_a_file_of_a_profile(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGS_FAST_CONFIG", "config.toml")
+    Path("config.toml").write_text(f'[profiles.p.rekey]\npin-file = "{FILE}"\n')
+    first = kept()
+    run("rekey", "ds", "--profile", "p")
+    assert kept() != first
+    second = kept()
+    run("rekey", "ds", "--profile", "p", "--pin", first.strip())
+    assert kept() == second
+    FILE.unlink()
+    run("rekey", "ds", "--profile", "p", code=5)
