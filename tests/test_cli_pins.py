@@ -53,9 +53,10 @@ def test_a_job_keeps_its_pin(run: Any, tmp_path: Path) -> None:
     first = kept()
     assert first == f"{run('verify', 'ds')['pin']}\n"
     FILE.chmod(0o640)
-    for words in ("rekey ds", "encrypt src ds", "maintain ds", "keys rotate ds", "keys expire ds --keep 1", "pin ds"):
-        done = run(*words.split(), "--pin-file", str(FILE))
-        assert kept() == f"{done['pin']}\n", words
+    jobs = "rekey ds", "encrypt src ds", "maintain ds", "keys rotate ds --force-expire", "keys expire ds --keep 1"
+    for words in (*jobs, "pin ds"):
+        run(*words.split(), "--pin-file", str(FILE))
+        assert kept() == f"{run('pin', 'ds')['pin']}\n", words
     assert int(kept().partition("-")[0]) > int(first.partition("-")[0])
     assert stat.S_IMODE(FILE.stat().st_mode) == 0o640
     assert os.listdir("pins") == ["ds"]

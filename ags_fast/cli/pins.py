@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return args.run(args)  # type: ignore[no-any-return]
     args.pin = _read(file, "iceberg pin TABLE" if hasattr(args, "catalog") else "pin DATASET")
     result: dict[str, Any] = args.run(args)
-    pin = result.get("pin")
+    pin = result.get("expired", {}).get("pin") or result.get("pin")  # of the newest version that the command made
     done = not result.get("exit_code") and not getattr(args, "dry_run", False)
     if done and pin and pin != args.pin and _proof(pin) >= _proof(args.pin):
         keep(file, pin)
