@@ -238,8 +238,13 @@ def test_a_table_never_sealed(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "`ags-fast iceberg seal ns.t` seals it" in capsys.readouterr().err
     assert run(folder, "verify", "--pin", open_pin) == 0
     capsys.readouterr()
+    assert run(folder, "seal", "--pin", open_pin) == 2
+    assert "the pin is of metadata without a seal" in capsys.readouterr().err
     assert run(folder, "seal") == 0
     assert "Unsealed" in capsys.readouterr().out
+    (folder / "pin").write_text(open_pin)
+    assert run(folder, "verify", "--pin-file", "pin") == 0
+    assert (folder / "pin").read_text().strip() == pin_of(folder, capsys)
     assert pin_of(folder, capsys).startswith("ags1.")
 
 
