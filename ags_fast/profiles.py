@@ -25,7 +25,7 @@ CONFIG_ENV, PROFILE_ENV = "AGS_FAST_CONFIG", "AGS_FAST_PROFILE"
 SETTINGS = ("wrapping_key_id", "key_store", "storage_options")
 COMMANDS = (  # of ags-fast, those whose options may have other defaults
     *("encrypt", "decrypt", "verify", "rekey", "sweep", "maintain", "rm", "restore", "compact", "cat", "mount"),
-    *("inspect", "cp", "ls", "log", "diff", "stat", "du"),
+    *("inspect", "cp", "ls", "log", "pin", "diff", "stat", "du"),
     *("status", "audit", "rotate", "expire", "policy"),
 )
 PATHS = (".path", "-file", ".library")  # how names of properties end whose value is a path

@@ -63,7 +63,10 @@ def test_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "ags-fast verify ": files,
         "ags-fast verify d": ["ds"],
         "ags-fast stream decrypt --key-file a": ["a file"],
-        "ags-fast verify ds --wrapping-key-id ": files,  # verify has no such option
+        "ags-fast verify ds --key-file=a": ["a file"],
+        "ags-fast verify --json d": ["ds"],
+        "ags-fast cat ds ": [],  # a path in the dataset
+        "ags-fast decrypt ds ": files,
         "ags-fast rekey ds --wrapping-key-id ": [],  # nothing is known
         "ags-fast ls --profile ": ["hr", "sales"],
         "ags-fast ls ds --profile s": ["sales"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 from iceberg_tables import MIXED, SCHEMA, ids, new_table, rows, sql_catalog
 
 from ags_fast import cli
-from ags_fast.iceberg import delete, files
+from ags_fast.iceberg import delete, files, pin
 from ags_fast.keys import clear_cache
 
 if TYPE_CHECKING:
@@ -179,6 +180,118 @@ def test_rekey_and_encrypt(folder: Path, table: Table, capsys: pytest.CaptureFix
         assert shown(capsys)["skipped"] == 0
 
 
+# ------------------------------------------------------------------------------------------------------ seals and pins
+
+REQUIRE = ["--property", "encryption.metadata-seal=require", "--property", "encryption.allowed-key-ids=master"]
+
+
+def as_java(folder: Path) -> Table:
+    """The table of a client that looks at no seal and makes none, changed by it."""
+    made: Table = sql_catalog(folder, PROPERTIES, **{"encryption.metadata-seal": "off"}).load_table("ns.t")
+    made.transaction().set_properties({"comment": "x", "other": "y"}).commit_transaction()
+    return made
+
+
+def pin_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert run(folder, "pin") == 0
+    return capsys.readouterr().out.strip()
+
+
+def test_seal_what_others_have_changed(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    location = as_java(folder).metadata_location
+    assert run(folder, "verify", *REQUIRE) == 3
+    capsys.readouterr()
+    assert run(folder, "seal", "--dry-run", "--quiet", *REQUIRE) == 0
+    told = capsys.readouterr().out
+    assert "change  of\nAdded   properties/comment\nAdded   properties/other\n" in f"{told}\n"
+    assert table.refresh().metadata_location == location
+    assert run(folder, "seal", *REQUIRE, "--json") == 0
+    found = shown(capsys)
+    assert (found["operation"], found["skipped_by"], found["pin"]) == ("seal", {"Added": 2}, pin(table.refresh()))
+    assert run(folder, "verify", *REQUIRE) == 0
+    capsys.readouterr()
+    assert run(folder, "seal", "--json") == 0
+    assert shown(capsys)["rows"] == []
+
+
+def test_nothing_is_sealed_if_a_file_is_damaged(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    location = as_java(folder).metadata_location
+    (path, *_) = [one.path.removeprefix("file://") for one in files(table) if one.kind == "data"]
+    with open(path, "r+b") as file:
+        data = flip(file.read(), 800)
+        file.seek(0)
+        file.write(data)
+    assert run(folder, "seal") == 3
+    told = capsys.readouterr().out
+    assert "Added   properties/comment" in told
+    assert "Nothing was sealed" in told
+    assert path in told
+    assert table.refresh().metadata_location == location
+
+
+def test_a_table_never_sealed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new_table(sql_catalog(folder, PROPERTIES, **{"encryption.metadata-seal": "off"})).append(rows(0, 3))
+    open_pin = pin_of(folder, capsys)
+    assert open_pin.startswith("ags1u.")
+    assert run(folder, "pin") == 0
+    assert "`ags-fast iceberg seal ns.t` seals it" in capsys.readouterr().err
+    assert run(folder, "verify", "--pin", open_pin) == 0
+    capsys.readouterr()
+    assert run(folder, "seal", "--pin", open_pin) == 2
+    assert "the pin is of metadata without a seal" in capsys.readouterr().err
+    assert run(folder, "seal") == 0
+    assert "Unsealed" in capsys.readouterr().out
+    (folder / "pin").write_text(open_pin)
+    assert run(folder, "verify", "--pin-file", "pin") == 0
+    assert (folder / "pin").read_text().strip() == pin_of(folder, capsys)
+    assert pin_of(folder, capsys).startswith("ags1.")
+
+
+@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "files", "pin"])
+def test_a_pin_refuses_an_older_table(
+    folder: Path, table: Table, operation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = table.metadata_location
+    table.append(rows(20, 30))
+    pin_file = folder / "pin"
+    pin_file.write_text(kept := pin_of(folder, capsys))
+    planned = ["--dry-run"] if operation == "expire" else []  # which would remove the older metadata
+    assert run(folder, operation, "--pin", kept, *planned) == 0
+    with sqlite3.connect(folder / "catalog.db") as database:
+        database.execute("update iceberg_tables set metadata_location = ?", (before,))
+    there = sorted(path for path in (folder / "wh").rglob("*"))
+    for given in (["--pin", kept], ["--pin-file", str(pin_file)]):
+        clear_cache()
+        capsys.readouterr()
+        assert run(folder, operation, *given, "--json") == 3
+        assert shown(capsys)["error_class"] == "IntegrityError"
+    assert sorted(path for path in (folder / "wh").rglob("*")) == there
+    assert pin_file.read_text() == kept
+    if operation in ("verify", "files", "pin"):  # by its location
+        assert cli.main(["iceberg", operation, before, *KMS, "--pin", kept]) == 3
+        assert cli.main(["iceberg", operation, before, *KMS]) == 0
+    assert run(folder, operation, "--pin", "ags1.x") == 2
+
+
+def test_a_job_keeps_the_pin_of_a_table(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "pin"
+    assert run(folder, "verify", "--pin-file", "pin", "--json") == 5
+    assert "`ags-fast iceberg pin TABLE > pin`" in shown(capsys)["error"]
+    file.write_text(first := pin_of(folder, capsys))
+    for words in (["rotate"], ["rekey"], ["expire"], ["verify"]):
+        assert run(folder, *words, "--pin-file", "pin", "--json") == 0
+        assert shown(capsys)["pin"] == file.read_text().strip() == pin(table.refresh()), words
+    assert file.read_text() != first
+    as_java(folder)
+    before = file.read_text()
+    assert run(folder, "verify", "--pin-file", "pin") == 3
+    assert run(folder, "seal", "--pin-file", "pin", "--dry-run") == 0
+    assert file.read_text() == before
+    assert run(folder, "seal", "--pin-file", "pin") == 0
+    assert file.read_text().strip() == pin(table.refresh())
+
+
 def test_verify_tells_which_property_is_refused(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
     """No other command loads the table."""
     path = table.metadata_location.removeprefix("file://")
@@ -210,7 +323,7 @@ def test_a_catalog_of_the_configuration(
     assert shown(capsys)["error_class"] == "ConfigurationError"
 
 
-@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "files"])
+@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "pin", "files"])
 def test_exit_codes(folder: Path, operation: str, capsys: pytest.CaptureFixture[str]) -> None:
     catalog = sql_catalog(folder, PROPERTIES, **MIXED)
     catalog.create_table("ns.plain", schema=SCHEMA).append(rows(0, 3))
@@ -228,7 +341,7 @@ def test_another_keystore(folder: Path, table: Table) -> None:
     assert cli.main(["iceberg", "files", "ns.t", *catalog_options(folder), *options]) == 4
 
 
-@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "files"])
+@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "pin", "files"])
 def test_without_pyiceberg(
     folder: Path, operation: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -394,6 +394,15 @@ def test_nothing_damaged_is_sealed(connect: Any, table: Any) -> None:
     assert number(connect().load_table("ns.t")) == before
 
 
+def test_seal_refuses_an_older_state_although_it_is_sealed(connect: Any, table: Any, tmp_path: Path) -> None:
+    kept = pin(table)
+    point(tmp_path, raw_metadata(table)["metadata-log"][-1]["metadata-file"])
+    older = connect().load_table("ns.t")
+    assert seal(older).rows == []
+    with pytest.raises(IntegrityError, match="rolled back"):
+        seal(older, pin=kept)
+
+
 # ----------------------------------------------------------------------------------------------------------------- pins
 
 

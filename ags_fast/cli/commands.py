@@ -33,6 +33,7 @@ TAKE_COMMANDS = {
 LOOK_COMMANDS = {
     "ls": "List the files of DATASET.",
     "log": "List the versions of DATASET, the newest first: when, what, by which job, and the pin to keep.",
+    "pin": "Print the pin of DATASET, to keep where nobody who writes to the storage can write.",
     "diff": "Show which files of DATASET were added, removed, moved, changed or rekeyed between versions A and B.",
     "stat": "Show what DATASET knows of one file: lengths, time, keys and the version that added the file.",
     "du": "Sum up the bytes of DATASET by folder.",

@@ -1,4 +1,4 @@
-"""``ags-fast iceberg verify|rotate|rekey|expire|encrypt|files``: encrypted Iceberg tables."""
+"""``ags-fast iceberg verify|rotate|rekey|expire|encrypt|seal|pin|files``: encrypted Iceberg tables."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from ags_fast.cli.options import (
     switch,
     values,
 )
+from ags_fast.cli.pins import PIN
+from ags_fast.cli.terminal import warn
 from ags_fast.cli.text import count, fields, flat, table, wrapped
 from ags_fast.errors import ConcurrentChangeError
+from ags_fast.metadata.pins import parse
 
 if TYPE_CHECKING:
     import argparse
@@ -72,8 +75,14 @@ def _explained() -> Iterator[None]:
 
 
 def _table(args: argparse.Namespace, *, reads: bool = False) -> Table:
-    """Return the table of the command. reads: it may be named by the location of its metadata."""
+    """Return the table of the command. reads: it may be named by the location of its metadata.
+
+    A pin is checked before anything else is read of the table.
+    """
     library, properties = _library(), checked(kms_properties(args))
+    pin = getattr(args, "pin", None)
+    if pin is not None:
+        parse(pin)
     with _explained():
         if args.file.endswith(LOCATIONS) and "/" in args.file:
             if not reads:
@@ -82,9 +91,13 @@ def _table(args: argparse.Namespace, *, reads: bool = False) -> Table:
                 args.usage("--catalog does not go with the location of metadata")
             if not properties:
                 args.usage("say which KMS: --keystore PATH, or --kms NAME=VALUE for each of its properties")
-            return library.open_table(args.file, kms=properties, **args.property)  # type: ignore[no-any-return]
+            loaded = library.open_table(args.file, kms=properties, **args.property)
+            if pin is not None:
+                library.check_pin(loaded, pin)
+            return loaded  # type: ignore[no-any-return]
+        pins = {} if pin is None or args.operation == "seal" else {args.file: pin}  # seal compares an older state
         try:
-            catalog = library.load_catalog(args.catalog, kms=properties or None, **args.property)
+            catalog = library.load_catalog(args.catalog, kms=properties or None, pins=pins, **args.property)
         except (ValueError, ImportError) as error:
             raise ConfigurationError(f"the catalog cannot be loaded: {error}") from None
         return catalog.load_table(args.file)  # type: ignore[no-any-return]
@@ -94,7 +107,7 @@ def _run(args: argparse.Namespace, name: str, loaded: Table, **options: Any) -> 
     """Run a function of ags_fast.iceberg on the table, and return its result as commands show it."""
     with _explained():
         done = result(getattr(_library(), name)(loaded, **options))
-    del done["dataset"], done["version"], done["pin"]  # of datasets
+    del done["dataset"], done["version"]  # of datasets
     return {"operation": done.pop("operation"), "table": args.file, **done}
 
 
@@ -125,6 +138,20 @@ def _expire(args: argparse.Namespace) -> dict[str, Any]:
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
     args.property.setdefault("encryption.plaintext-tables", "read")
     return _run(args, "encrypt", _table(args), engine=engine(args), **values(args, ENCRYPT))
+
+
+def _seal(args: argparse.Namespace) -> dict[str, Any]:
+    args.property["encryption.metadata-seal"] = "write"  # with require a table that others have changed does not load
+    return _run(args, "seal", _table(args), pin=args.pin, dry_run=args.dry_run)
+
+
+def _pin(args: argparse.Namespace) -> dict[str, Any]:
+    loaded = _table(args, reads=True)
+    with _explained():
+        pin = _library().pin(loaded)
+    if not pin.startswith("ags1."):
+        warn(f"{args.file} has no seal: its pin shows accidents only. `ags-fast iceberg seal {args.file}` seals it")
+    return {"table": args.file, "pin": pin}
 
 
 def _files(args: argparse.Namespace) -> dict[str, Any]:
@@ -165,7 +192,13 @@ def iceberg_text(found: dict[str, Any]) -> str:
         ]
         lines += ["", *table(("bytes", "rows", "kind", "format", "path"), rows, (True, True, False, False, False))]
         return "\n".join(lines)
-    shown = [row for row in found.get("rows", ()) if found["operation"] != "verify" or row["status"] != "ok"]
+    done = found.get("rows", ())
+    if found["operation"] == "seal":
+        seen = [(row["error_class"], row["src"]) for row in done if row["status"] == "skipped"]
+        lines += ["", *table(("change", "of"), seen, (False, False))] if seen else []  # all: what the command is for
+        done = [row for row in done if row["status"] == "failed"]
+        lines += ["", "Nothing was sealed: these files are not intact."] if done else []
+    shown = [row for row in done if found["operation"] != "verify" or row["status"] != "ok"]
     if shown:
         cells = [(row["status"], row["format"] or "", row["src"]) for row in shown[:SHOWN]]
         lines += ["", *table(("status", "kind", "name"), cells, (False, False, False))]
@@ -193,9 +226,10 @@ CATALOGED = (
     ),
     JSON,
 )
+PINNED = (*CATALOGED, PIN)
 READ = (
     CATALOGED[0].but(help="the table in the catalog, such as sales.orders, or the location of a .metadata.json"),
-    *CATALOGED[1:],
+    *PINNED[1:],
 )
 WRAPPING_KEY_ID = option("--wrapping-key-id", metavar="ID", help="the master key to use from now on")
 ROTATE = (
@@ -270,19 +304,19 @@ COMMANDS = (
     Command(
         "rotate",
         _rotate,
-        (*CATALOGED, *ROTATE, kms_group(new=True)),
+        (*PINNED, *ROTATE, kms_group(new=True)),
         "Replace the keys above the data keys of TABLE. This writes one metadata file, no snapshot and no data.",
     ),
     Command(
         "rekey",
         _rekey,
-        (*CATALOGED, *ENGINE, *REKEY),
+        (*PINNED, *ENGINE, *REKEY),
         "Write files of TABLE under new keys, in a new snapshot. Row ids stay.",
     ),
     Command(
         "expire",
         _expire,
-        (*CATALOGED, *ENGINE, *EXPIRE),
+        (*PINNED, *ENGINE, *EXPIRE),
         "Remove old snapshots of TABLE, and then the keys and files that only they needed. This is final.",
     ),
     Command(
@@ -291,6 +325,19 @@ COMMANDS = (
         (*CATALOGED, *ENGINE, *ENCRYPT),
         "Make TABLE, which is in plaintext, an encrypted one, in a new snapshot. Older snapshots stay in plaintext "
         "until they expire.",
+    ),
+    Command(
+        "seal",
+        _seal,
+        (*PINNED, DRY_RUN.but(help="show what was changed, and seal nothing")),
+        "Seal what others have changed in TABLE, once every tag of every file is checked. Look at --dry-run first.",
+    ),
+    Command(
+        "pin",
+        _pin,
+        READ,
+        "Print the pin of TABLE, to keep where nobody who writes to the table can write.",
+        {"text": lambda found: found["pin"]},
     ),
     Command(
         "files",

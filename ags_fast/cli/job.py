@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ags_fast._extras import require
 from ags_fast.cli.codes import ConfigurationError, code_of_rows
 from ags_fast.cli.kms import kms, kms_group
-from ags_fast.cli.options import JSON, OneOf, option, values
+from ags_fast.cli.options import JSON, OneOf, option
+from ags_fast.cli.pins import PIN
 from ags_fast.cli.terminal import interrupts, warn
 
 if TYPE_CHECKING:
@@ -23,11 +24,7 @@ REACH_SECONDS = 20.0
 
 KNOWN = (
     option("--key-store", metavar="URL", help="the folder or database with the dataset's KEKs; default: the dataset"),
-    option(
-        "--pin",
-        metavar="PIN",
-        help="refuse a dataset whose newest version does not descend from the version of this pin, which a job printed",
-    ),
+    PIN,
     option("--min-version", type=int, metavar="N", help="refuse a dataset whose newest version is older than N"),
 )
 DATASET = (option("file", metavar="DATASET", help="the folder or URL of the dataset"), kms_group(), *KNOWN, JSON)
@@ -46,7 +43,8 @@ ENGINE = (
 
 def known(args: argparse.Namespace) -> dict[str, Any]:
     """What the caller knows of the dataset, and where its keys are: arguments of every function that opens one."""
-    return {**values(args, KNOWN), "storage_options": args.chosen.storage_options}
+    names = "key_store", "pin", "min_version"
+    return {**{name: getattr(args, name) for name in names}, "storage_options": args.chosen.storage_options}
 
 
 def opened(args: argparse.Namespace, version: int | None = None) -> Snapshot:

@@ -1,4 +1,4 @@
-"""``ags-fast ls|log|diff|stat|du``: what a dataset has, and had. No file is read, only the log and tables."""
+"""``ags-fast ls|log|pin|diff|stat|du``: what a dataset has, and had. No file is read, only the log and tables."""
 
 from __future__ import annotations
 
@@ -64,6 +64,10 @@ def _log(args: argparse.Namespace) -> dict[str, Any]:
     log, newest = opened(args)
     versions = [DatasetVersion.of(version) for version in log.look(log.kept, newest)[: args.last]]
     return {**_told(args, newest), "versions": [version._asdict() for version in versions]}
+
+
+def _pin(args: argparse.Namespace) -> dict[str, Any]:
+    return _told(args, opened(args).entry)
 
 
 def _diff(args: argparse.Namespace) -> dict[str, Any]:
@@ -191,6 +195,7 @@ def _du_text(found: dict[str, Any]) -> list[str]:
 TEXTS: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "ls": _ls_text,
     "log": _log_text,
+    "pin": lambda found: [found["pin"]],
     "diff": _diff_text,
     "stat": _stat_text,
     "du": _du_text,
@@ -212,6 +217,7 @@ COMMANDS = (
         (*DATASET, option("-n", "--last", type=positive, metavar="N", help="only the newest N versions")),
         LOOK_COMMANDS["log"],
     ),
+    Command("pin", _pin, DATASET, LOOK_COMMANDS["pin"]),
     Command(
         "diff",
         _diff,

@@ -126,7 +126,7 @@ def values(args: argparse.Namespace, options: Iterable[Option]) -> dict[str, Any
     return {one.name: getattr(args, one.name) for one in options}
 
 
-class Pairs(argparse.Action):
+class Pairs(argparse._AppendAction):  # noqa: SLF001 (from which shtab knows that an option may be repeated)
     """Collects the values NAME=VALUE of a repeated option into a dict, which is empty without the option."""
 
     allows_empty = True

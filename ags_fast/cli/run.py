@@ -12,6 +12,7 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ags_fast.cli import pins
 from ags_fast.cli.codes import (
     EXIT_FAILED,
     EXIT_SIGNAL,
@@ -136,7 +137,7 @@ def _run(args: argparse.Namespace) -> int:
     """Run the command on one file, print its result or its error, and return the exit code."""
     try:
         with interrupts.raised():
-            result: dict[str, Any] = args.run(args)
+            result = pins.run(args)
     except KeyboardInterrupt:
         return _report_interruption(args)
     except OutputClosedError as error:

@@ -1,11 +1,9 @@
-"""The commands as a tree, read from their parsers: for shells' completion and for manual pages."""
+"""The commands as a tree, read from their parsers: for manual pages."""
 
 from __future__ import annotations
 
 import argparse
 from typing import NamedTuple
-
-FILES = {"DATASET", "DIR", "DST", "FILE", "KEYSTORE", "KEYSTORE|DATASET", "PATH", "SRC"}  # that shells can complete
 
 
 class Argument(NamedTuple):
@@ -16,19 +14,7 @@ class Argument(NamedTuple):
     help: str
     choices: tuple[str, ...]
     has_value: bool
-    required: bool
     repeats: bool
-
-    @property
-    def is_file(self) -> bool:
-        """Whether the value is the path of a file or of a folder."""
-        inside = not self.flags and self.metavar == "PATH" and not self.repeats  # `cat DATASET PATH`
-        return self.has_value and self.metavar in FILES and not inside
-
-    @property
-    def is_profile(self) -> bool:
-        """Whether the value is the name of a profile."""
-        return "--profile" in self.flags
 
 
 class Node(NamedTuple):
@@ -75,6 +61,5 @@ def _argument(action: argparse.Action) -> Argument:
         (action.help or "").replace("%%", "%"),
         choices,
         action.nargs != 0,
-        action.required and action.nargs != "*",
         action.nargs in ("+", "*"),
     )

@@ -82,13 +82,13 @@ def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobR
     raw = _encrypted(table)
     result = JobResult(new_job_id(), "seal", table.location(), None, [])
     found = _look(table, raw)
-    if found.verdict == SEALED:
-        return result
     if pin is not None:
         known = parse(pin)
         if isinstance(known, OpenPin) or found.seal is None or found.key is None:
             raise ValueError("the pin is of metadata without a seal, or the table has no seal of its own to compare")
         known.check(found.seal, found.key)
+    if found.verdict == SEALED:
+        return result
     result.rows += _differences(table, raw, found)
     failed = [row for row in verify(table, statistics="allow").rows if row.status == "failed"]
     result.rows += failed
