@@ -308,7 +308,7 @@ def test_seal_shows_what_was_changed(connect: Any, table: Any, monkeypatch: pyte
     foreign = connect(**{SETTING: "off"}).load_table("ns.t")  # stands for Java, which carries the seal on
     foreign.transaction().set_properties({"comment": "x"}).commit_transaction()
     new_process(monkeypatch)
-    with pytest.raises(IntegrityError, match=r"ags_fast\.iceberg\.seal"):
+    with pytest.raises(IntegrityError, match="ags-fast iceberg seal"):
         connect(**REQUIRE).load_table("ns.t")
     owner = connect().load_table("ns.t")
     shown = seal(owner, dry_run=True)
@@ -363,7 +363,6 @@ def test_verify_tells_what_each_seal_says(connect: Any, table: Any) -> None:
         table.metadata_location: ("ok", None),
         log[0]: ("skipped", "Changed"),
         log[1]: ("skipped", "IntegrityError"),
-        log[2]: ("skipped", "FileNotFoundError"),
         log[3]: ("skipped", "Changed"),
     }
     assert not [text for text in done.warnings if "sealed" in text]

@@ -32,7 +32,7 @@ from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
-from ags_fast.metadata.guard import SEALED, WHY
+from ags_fast.metadata.guard import DO, SEALED, WHY
 from ags_fast.metadata.state import PROPERTY
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def verify(
         result.rows += walk.statistics(refuse=statistics == "refuse")
         if _seals(io, raw):
             log = dict.fromkeys(one["metadata-file"] for one in raw.get("metadata-log") or ())
-            result.rows += pool.map(partial(_earlier_row, io), log)
+            result.rows += filter(None, pool.map(partial(_earlier_row, io), log))
         if orphans:
             walk.name_older(raw, table.metadata_location)
             result.rows += walk.orphans(table.location())
@@ -169,11 +169,16 @@ def _seals(io: FileIO, raw: Raw) -> bool:
     return PROPERTY in raw["properties"] and io.session.guard.setting != "off"
 
 
-def _earlier_row(io: FileIO, location: str) -> Row:
-    """Return what the seal of an earlier metadata file says. Nobody reads the table by that file, so none fails."""
+def _earlier_row(io: FileIO, location: str) -> Row | None:
+    """Return what the seal of an earlier metadata file says; None if the file was expired.
+
+    Nobody reads the table by that file, so none fails.
+    """
     try:
         data = metadata.read(io.inner(location).new_input(location))
         verdict = io.session.guard.look(metadata.parse(data, location), location).verdict
+    except FileNotFoundError:
+        return None
     except (AgsError, OSError) as error:
         return _failed(location, "metadata", error)._replace(status="skipped")
     if verdict != SEALED:
@@ -425,7 +430,7 @@ def _doubts(table: Table, raw: Raw, chosen: set[int], rows: list[Row]) -> Iterat
     with suppress(AgsError):
         guard, location = table_io(table).session.guard, table.metadata_location
         if _seals(table_io(table), raw) and (verdict := guard.look(raw, location).verdict) != SEALED:
-            yield f"{location} {WHY[verdict]}: look at seal(table, dry_run=True), and then seal the table"
+            yield f"{location} {WHY[verdict]}. {DO}"
     own, given = [*own_folders(table.metadata_location), *roots_of(table.catalog)], raw["properties"]
     log = [one["metadata-file"] for one in raw.get("metadata-log") or ()]
     named = dict.fromkeys((*(row.src for row in rows if "/" in row.src), *log))

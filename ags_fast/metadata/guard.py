@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["CHANGED", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "WHY", "Guard", "Sealed", "loading", "sealing"]
+__all__ = ["CHANGED", "DO", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "WHY", "Guard", "Sealed", "loading", "sealing"]
 
 SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
 VERDICTS, TABLES = 64, 1000  # that are kept
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 SEALED, CHANGED, FOREIGN, UNSEALED = "sealed", "changed", "foreign", "unsealed"
-DO = "If its owner did that, look at ags_fast.iceberg.seal(table, dry_run=True), and then seal the table"
+DO = "If its owner did that, look at what `ags-fast iceberg seal TABLE --dry-run` shows, and then seal the table"
 WHY = {
     CHANGED: "was changed after it was sealed, by Java or by somebody else, or moved from where it was written",
     FOREIGN: "has the seal of another table, or one by a key that the table does not have",

@@ -12,6 +12,7 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 
 from ags_fast.errors import IntegrityError
 from ags_fast.iceberg import metadata
+from ags_fast.metadata.guard import DO
 from ags_fast.metadata.seal import seal_of
 from ags_fast.metadata.state import digest, items
 
@@ -62,8 +63,8 @@ def check_made(stored: Raw, state: Raw, *, requires: bool) -> None:
     more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     why = (
         f"the commit was made, and the table is no longer sealed: the server has stored other metadata than were sent. "
-        f"These differ: {', '.join(names[:SHOWN])}{more}. Another client without seals came first, or the server adds "
-        "to what it is sent: look at ags_fast.iceberg.seal(table, dry_run=True), and then seal the table"
+        f"These differ: {', '.join(names[:SHOWN])}{more}. Another client came first, or the server adds to what it is "
+        f"sent. {DO}"
     )
     if requires:
         raise IntegrityError(why)
