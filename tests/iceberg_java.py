@@ -102,9 +102,9 @@ def pyspark_folder(version: str = "4.1") -> Path:
     return _fetched("pyspark", f"requirements-pyspark-{version}.txt")
 
 
-def runtime_jar() -> Path:
-    """Iceberg's Java for Spark, one jar, of the version `JAVA`."""
-    return next(_runtimes(JAVA))
+def runtime_jar(version: str = JAVA) -> Path:
+    """Iceberg's Java for Spark, one jar."""
+    return next(_runtimes(version))
 
 
 def _runtimes(version: str = "") -> Iterator[Path]:
@@ -148,9 +148,9 @@ def compiled(folder: Path, jars: Sequence[Path]) -> Path:
     return cached(f"jvm-{folder.name}-{digest.hexdigest()[:16]}", compile_into)
 
 
-def judge_classes() -> Path:
+def judge_classes(version: str = JAVA) -> Path:
     """The compiled classes of jvm/iceberg: the KMS ags.judge.LocalKms is in it."""
-    return compiled(HERE / "jvm" / "iceberg", [runtime_jar()])
+    return compiled(HERE / "jvm" / "iceberg", [runtime_jar(version)])
 
 
 # ---------------------------------------------------------------- values
@@ -244,11 +244,15 @@ class Judge:
     Args:
         folder: For the keystore, the metastore's database and the warehouse.
         jvm: Options of the JVM. Those of tests start fast; code that runs for long is slow under them.
+        version: Of Iceberg's Java, such as "1.11".
+        kms: The KMS of another judge, whose tables this one opens, too.
     """
 
-    def __init__(self, folder: Path, jvm: Sequence[str] = JVM) -> None:
+    def __init__(
+        self, folder: Path, jvm: Sequence[str] = JVM, *, version: str = JAVA, kms: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
-        self.kms = make_kms(folder, keys=MASTERS)
+        self.kms = make_kms(folder, keys=MASTERS) if kms is None else kms
         self.warehouse = folder / "warehouse"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the JVM
         catalog = {
@@ -258,7 +262,7 @@ class Judge:
             **{name: value for name, value in self.kms.items() if name.startswith("kms.")},
         }
         settings = json.dumps({"conf": self._conf(catalog), "catalog": catalog})
-        path = os.pathsep.join(map(str, (judge_classes(), runtime_jar(), spark_jars() / "*")))
+        path = os.pathsep.join(map(str, (judge_classes(version), runtime_jar(version), spark_jars() / "*")))
         logs = f"-Dderby.system.home={folder}", f"-Djava.io.tmpdir={folder}"
         self._process = subprocess.Popen(
             [java(), *jvm, *logs, "-cp", path, "ags.judge.Judge", settings],

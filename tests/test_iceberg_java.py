@@ -20,7 +20,7 @@ from iceberg_tables import KEY_ID, MASTER, MIXED, new_table, rows, sql_catalog
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import IntegerType
 
-from ags_fast.errors import AgsError
+from ags_fast.errors import AgsError, PolicyError
 from ags_fast.iceberg import delete, files, open_table, rekey, verify
 from ags_fast.iceberg.commit import raw_metadata
 
@@ -126,6 +126,16 @@ def test_manifests_that_java_rewrites(judge: Judge) -> None:
     else:
         assert failed == []
         assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+@pytest.mark.skipif(JAVA < "1.12", reason="Java 1.11 writes no table of version 4")
+def test_tables_of_version_4_are_refused_by_name(catalog: Catalog, judge: Judge, encrypted: bool) -> None:
+    name = judge.name()
+    judge.create(name, "id BIGINT", version=4, encrypted=encrypted)
+    judge.append(name, [(1,)])
+    with pytest.raises(PolicyError, match=r"format version 4, and ags_fast reads tables up to version 3.*AS SELECT"):
+        catalog.register_table(("ns", name.rpartition(".")[2]), judge.metadata_location(name))
 
 
 @pytest.mark.parametrize("key_length", [16, 24, 32])

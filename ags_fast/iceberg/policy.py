@@ -27,6 +27,7 @@ PLAINTEXT_TABLES = "encryption.plaintext-tables"
 # A table's property: the ids of the snapshots from before the table was encrypted. It goes with the last of them.
 PLAINTEXT_SNAPSHOTS = "encryption.plaintext-snapshots"
 LENGTHS = ("16", "24", "32")
+NEWEST = 3  # version of the table format that is read
 FORMATS = ("write.format.default", "write.delete.format.default")
 
 # Settings of a client, beside those that a server may send.
@@ -119,7 +120,13 @@ def check_raw(raw: Mapping[str, Any], location: str, plaintext: Plaintext) -> No
             version that has no encryption; or there are keys without a master key; or a snapshot has no key, and is
             not one from before the encryption; or the table is in plaintext, and the client refuses such tables.
     """
-    properties = raw.get("properties") or {}
+    properties, version = raw.get("properties") or {}, raw["format-version"]
+    if version > NEWEST:
+        raise PolicyError(
+            f"{location} is of format version {version}, and ags_fast reads tables up to version {NEWEST}. Iceberg "
+            f"takes no table back to an older version: have Java write its rows to a new one, by CREATE TABLE ... "
+            f"TBLPROPERTIES ('format-version'='{NEWEST}') AS SELECT"
+        )
     if not is_encrypted(raw):
         check_code(properties, location)
         if raw.get("encryption-keys"):
@@ -135,8 +142,7 @@ def check_raw(raw: Mapping[str, Any], location: str, plaintext: Plaintext) -> No
         return
     check_settings((name for name in properties if name != PLAINTEXT_FILES), location)
     _check_length(properties, location)
-    version = raw.get("format-version")
-    if version != 3:
+    if version != NEWEST:
         raise PolicyError(f"{location} has {KEY_ID} in format version {version}: only version 3 has encryption")
     named = properties.get(PLAINTEXT_SNAPSHOTS)
     for snapshot in raw.get("snapshots") or ():

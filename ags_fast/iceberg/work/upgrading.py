@@ -45,12 +45,10 @@ def upgraded_metadata(raw: Mapping[str, Any], wrapping_key_id: str, data_key_len
     `data_key_length` is in bytes.
 
     Raises:
-        PolicyError: The table is encrypted already, is of a later version, or its properties name a client's setting.
+        PolicyError: The table is encrypted already, or its properties name a client's setting.
     """
     if policy.is_encrypted(raw) or raw.get("encryption-keys"):
         raise PolicyError("the table is encrypted already: ags_fast.iceberg.rekey gives its files new keys")
-    if raw["format-version"] not in (1, 2, 3):
-        raise PolicyError(f"the table has format version {raw['format-version']}: 1, 2 and 3 are known")
     made = copy.deepcopy(dict(raw))
     if raw["format-version"] == 1:
         _upgrade_1(made)
