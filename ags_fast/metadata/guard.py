@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hmac
 import warnings
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.errors import IntegrityError, PolicyError
+from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.keys.iceberg import read_encryption_keys, rotate_keks, sealing_secret, write_encryption_keys
 from ags_fast.metadata.pins import OpenPin, SealedPin, parse
 from ags_fast.metadata.seal import Seal, SealKey, make, seal_of
@@ -26,7 +26,20 @@ if TYPE_CHECKING:
 
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["CHANGED", "DO", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "WHY", "Guard", "Sealed", "loading", "sealing"]
+__all__ = [
+    "CHANGED",
+    "DO",
+    "FOREIGN",
+    "SEALED",
+    "SETTING",
+    "UNSEALED",
+    "WHY",
+    "Guard",
+    "Sealed",
+    "loading",
+    "registering",
+    "sealing",
+]
 
 SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
 VERDICTS, TABLES = 64, 1000  # that are kept
@@ -51,6 +64,7 @@ class Sealed(NamedTuple):
     key: SealKey | None = None
 
 
+naming: ContextVar[bool] = ContextVar("naming", default=False)  # see `registering`
 moving: ContextVar[KmsClient | None] = ContextVar("moving", default=None)  # where its commit moves the KEKs to
 begun: ContextVar[Sealed | None] = ContextVar("begun", default=None)  # on what the commit of this thread begins
 
@@ -97,10 +111,20 @@ class Guard:
             KeyAccessError: The KMS refuses its KEK.
         """
         known, found = self._verdicts.get(location, (None, Sealed(UNSEALED)))
-        if known is not raw:  # a file that was read again may be another
+        if known is not raw or naming.get():  # a file that was read again may be another
             found = self._looked(raw, location)
-            _keep(self._verdicts, location, (raw, found), VERDICTS)
+            if not naming.get():
+                _keep(self._verdicts, location, (raw, found), VERDICTS)
         return found
+
+    def unnamed(self, raw: Mapping[str, Any], location: str) -> bool:
+        """Tell whether metadata, which are given a name in a catalog, are what a REST server made of a sealed state."""
+        if self.setting == "off" or self.served or PROPERTY not in (raw.get("properties") or {}):
+            return False
+        with suppress(AgsError):  # whoever reads or changes the table hears of it
+            found = self.look(raw, location)
+            return found.verdict == SEALED and found.seal is not None and found.seal.file is None
+        return False
 
     def _looked(self, raw: Mapping[str, Any], location: str) -> Sealed:
         seal = seal_of(raw)
@@ -117,7 +141,7 @@ class Guard:
         secret = sealing_secret(read_encryption_keys([entry]), seal.kek, self._kms(), seal.table.bytes)
         if not seal.is_by(key := SealKey(secret, seal.table)):
             raise IntegrityError(f"{location} was changed: its seal was forged")
-        there = seal.file == location.rpartition("/")[2] or (seal.file is None and self.served)
+        there = seal.file in (location.rpartition("/")[2], None if self.served or naming.get() else "")
         same = there and wrapping_key_id == raw["properties"].get(KEY_ID)
         if same and hmac.compare_digest(digest(raw), seal.state):
             return Sealed(SEALED, seal, key)
@@ -234,20 +258,24 @@ def _required(found: Sealed, location: str) -> Sealed:
 
 
 @contextmanager
-def sealing(kek: str) -> Iterator[None]:
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def sealing(kek: str) -> AbstractContextManager[None]:
     """Let the commit of this thread seal what was not sealed, with the "same" KEK or a "new" one."""
-    token = adopting.set(kek)
-    try:
-        yield
-    finally:
-        adopting.reset(token)
+    return _set(adopting, kek)
 
 
-@contextmanager
-def loading(identifier: str) -> Iterator[None]:
+def loading(identifier: str) -> AbstractContextManager[None]:
     """Let what this thread reads be the metadata of a table."""
-    token = named.set(identifier)
-    try:
-        yield
-    finally:
-        named.reset(token)
+    return _set(named, identifier)
+
+
+def registering() -> AbstractContextManager[None]:
+    """Let what this thread reads be metadata that get a name, so that a seal need not name their file."""
+    return _set(naming, True)

@@ -34,7 +34,7 @@ from pyiceberg.utils.properties import property_as_bool
 
 from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.iceberg import metadata, policy
-from ags_fast.iceberg.commit import raw_metadata, table_io
+from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.garbage import NOT_DELETED, Garbage, place, statistics_of, unreachable
 from ags_fast.iceberg.handles import NewTable, handle
 from ags_fast.iceberg.io import LookedUpError, looking_up
@@ -53,7 +53,7 @@ from ags_fast.iceberg.session import (
 from ags_fast.iceberg.snapshots import check_texts
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, remove
-from ags_fast.metadata.guard import loading
+from ags_fast.metadata.guard import loading, registering
 from ags_fast.metadata.shape import understood
 from ags_fast.metadata.state import PROPERTY
 
@@ -138,9 +138,14 @@ class EncryptedCatalog(Catalog):
         forget_encrypted(self._encrypted.pop(self.identifier_to_tuple(identifier), ()))
 
     def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
-        """Give existing metadata a name. See PyIceberg's method."""
+        """Give existing metadata a name. See PyIceberg's method. What a server sealed is sealed anew in its file."""
         more: Any = {"overwrite": True} if overwrite else {}  # since PyIceberg 0.12
-        return handle(super().register_table(identifier, metadata_location, **more))  # type: ignore[safe-super]
+        with loading(".".join(self.identifier_to_tuple(identifier))), registering():
+            table = handle(super().register_table(identifier, metadata_location, **more))  # type: ignore[safe-super]
+            raw = raw_metadata(table)
+            if self._encryption.guard.unnamed(raw, table.metadata_location):
+                edit(table, lambda newest: {**newest} if newest == raw else newest)
+        return table
 
     def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
         """Rename a table. See PyIceberg's method."""
