@@ -415,8 +415,8 @@ def _warnings(raw: Raw, walk: _Walk, rows: list[Row]) -> Iterator[str]:
         )
     if walk.untrusted:
         yield (
-            f"{len(walk.untrusted)} manifest lists have no trusted length (iceberg-rust wrote none before 0.11): nobody "
-            "would see that blocks were cut from their ends"
+            f"{len(walk.untrusted)} manifest lists have no trusted length (iceberg-rust before 0.11 wrote none): "
+            "nobody would see that blocks were cut from their ends"
         )
     if walk.unread:
         yield f"{len(walk.unread)} lists or manifests could not be read: what only they name is among the orphans"
