@@ -59,10 +59,16 @@ class FileTask(NamedTuple):
         """Bytes of work."""
         return self.length
 
+    def row(self, status: str) -> Row:
+        """Return the row of the file."""
+        return Row(self.path, self.to, status, format=self.format)
+
 
 @dataclass(frozen=True)
 class StorageContext(JobContext):
-    """What all tasks share that open or delete files as they are stored. A kind of job has a subclass."""
+    """What all tasks share that open or delete files as they are stored. A kind of job has a subclass with `do`."""
+
+    runner: ClassVar[str] = "ags_fast.iceberg.work.tasks"
 
     settings: Mapping[str, str] = field(repr=False, kw_only=True)  # FileIO's; may have credentials of the storage
 
@@ -70,12 +76,14 @@ class StorageContext(JobContext):
         """Return PyIceberg's own FileIO for a location."""
         return _inner_io(json.dumps(dict(self.settings), sort_keys=True), urlsplit(path).scheme)
 
+    def do(self, task: Any, attempt: int) -> Row:
+        """Do one task, and return its row. An error becomes a row, too."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class TableContext(StorageContext):
-    """What all tasks of a job on a table share. A job of its own kind has a subclass with another `runner`."""
-
-    runner: ClassVar[str] = "ags_fast.iceberg.work.tasks"
+    """What all tasks of a job on a table share. Its own tasks move files to new keys and new paths."""
 
     table_uuid: str
     envelope: Envelope  # the KEK of the job, and the KMS. It pickles by the KMS's properties
@@ -108,6 +116,10 @@ class TableContext(StorageContext):
         bound = binding(self.table_uuid, purpose, path)
         return StandardKeyMetadata.decode(self.envelope.unwrap(self.kek.key_id, wrapped, bound))
 
+    def do(self, task: FileTask, attempt: int) -> Row:
+        """Move one file to a new key and a new path."""
+        return task.row("ok")._replace(file_length=_move(self, task, attempt))
+
 
 _inner: dict[tuple[str, str], InnerIO] = {}
 
@@ -124,22 +136,20 @@ def _inner_io(settings: str, scheme: str) -> InnerIO:
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-def failed_row(context: TableContext, task: FileTask, attempt: int, error_class: str, error: str) -> Row:
-    """Return the row of a task that failed."""
-    row = Row(task.path, task.to, "failed", error_class, error, format=task.format)
-    return row._replace(attempt=attempt, host=socket.gethostname())
-
-
-def run_file(context: TableContext, task: FileTask, attempt: int = 0) -> Row:
-    """Move one file to a new key and a new path. Its error goes into the row."""
+def run_file(context: StorageContext, task: Any, attempt: int = 0) -> Row:
+    """Do one task. Its error goes into the row."""
     begun = time.monotonic()
     try:
-        length = _move(context, task, attempt)
-    except Exception as error:
+        row = context.do(task, attempt)
+    except Exception as error:  # of any storage: the other files are done all the same
         row = failed_row(context, task, attempt, type(error).__name__, describe(error))
-        return row._replace(seconds=time.monotonic() - begun)
-    row = Row(task.path, task.to, "ok", file_length=length, format=task.format)
     return row._replace(seconds=time.monotonic() - begun, attempt=attempt, host=socket.gethostname())
+
+
+def failed_row(context: StorageContext, task: Any, attempt: int, error_class: str, error: str) -> Row:
+    """Return the row of a task that failed. A task has a method `row`."""
+    row: Row = task.row("failed")
+    return row._replace(error_class=error_class, error=error, attempt=attempt, host=socket.gethostname())
 
 
 # --------------------------------------------------------------------------------------------------------------- work
