@@ -156,7 +156,7 @@ class _Encryption:
                 puffin.note(one, entries)
             self._mover.changed(one, entries)
 
-        return rewritten(made, head, writer, summary, changed, puffin.write_manifests)[0]
+        return rewritten(made, head, writer, summary, changed, puffin.write_manifests)
 
     def _vectors(self, files: list[Known]) -> dict[str, DeletionVector]:
         """Return the deletion vector of each data file in which files of position deletes delete rows."""

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from ags_fast.iceberg.manifests import Known
 
-__all__ = ["ADDED", "EXISTING", "entries", "list_bytes", "list_record", "manifest_bytes", "new_entry"]
+__all__ = ["ADDED", "EXISTING", "entries", "list_bytes", "list_record", "live_counts", "manifest_bytes"]
+__all__ += ["moved_record", "new_entry"]
 
 EXISTING, ADDED = 0, 1  # status of an entry
 
@@ -110,6 +111,34 @@ def list_record(written: Known, kept: Iterable[Record], *, like: Mapping[str, An
         "partitions": like.get("partitions") if written.content == (like.get("content") or DATA) else None,
         "key_metadata": written.key_metadata.encode(),
         "first_row_id": None,
+    }
+
+
+def live_counts(manifest: Known) -> tuple[int, int]:
+    """Return how many live files and rows a manifest has, as its list says. FormatError if the list does not say."""
+    added, existing, _, added_rows, existing_rows, _ = manifest.counts
+    if added is None or existing is None or added_rows is None or existing_rows is None:
+        raise FormatError(f"the manifest list does not say how many files and rows {manifest.path} has")
+    return added + existing, added_rows + existing_rows
+
+
+def moved_record(old: Known, moved: Known, *, like: Mapping[str, Any], snapshot: Record) -> Record:
+    """Return what a manifest list says of a manifest that was written anew with its live entries alone.
+
+    `like` is what the list said of the `old` one, whose entries have their row ids as values of their own.
+    """
+    assert moved.key_metadata is not None
+    files, rows = live_counts(old)
+    counts = {f"{name}_{what}_count": 0 for name, _ in STATUSES for what in ("files", "rows")}
+    counts |= {"existing_files_count": files, "existing_rows_count": rows}
+    return {
+        **like,
+        **counts,
+        "manifest_path": moved.path,
+        "manifest_length": moved.length,
+        "sequence_number": snapshot["sequence-number"],
+        "added_snapshot_id": snapshot["snapshot-id"],
+        "key_metadata": moved.key_metadata.encode(),
     }
 
 

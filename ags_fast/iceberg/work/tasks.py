@@ -36,23 +36,35 @@ if TYPE_CHECKING:
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["NEW_KEY", "OLD_KEY", "FileTask", "StorageContext", "TableContext", "failed_row", "run_file"]
+__all__ = ["NEW_KEY", "OLD_KEY", "FileTask", "Listed", "StorageContext", "TableContext", "failed_row", "run_file"]
 
 OLD_KEY, NEW_KEY = "iceberg-file", "iceberg-new-file"  # purposes of wrapped key metadata
 CHUNK_NBYTES = 4 << 20
+
+
+class Listed(NamedTuple):
+    """What a list says of a manifest: see `Known`; and the codec of the new manifest."""
+
+    content: int
+    first_row_id: int | None
+    snapshot_id: int | None
+    sequence_number: int | None
+    counts: tuple[int | None, ...]
+    codec: str
 
 
 class FileTask(NamedTuple):
     """The work on one file of a table."""
 
     path: str
-    format: str  # AVRO, PARQUET or PUFFIN
+    format: str  # AVRO, PARQUET, PUFFIN or `MANIFEST`
     length: int  # its bytes on storage, as its manifest says
     key: bytes | None  # its key metadata, as `TableContext.wrap` returned them for `OLD_KEY`; None: in plaintext
-    to: str | None = None  # where the new file goes; None if none is made
-    new_key: bytes | None = None  # the key metadata of the new file, wrapped for `NEW_KEY`
+    to: str  # where the new file goes
+    new_key: bytes  # the key metadata of the new file, wrapped for `NEW_KEY`
     renamed: tuple[tuple[str, str], ...] = ()  # by a file of deletion vectors: old and new path of each data file
     begun: bool = False  # whether an earlier run may have written the new file
+    listed: Listed | None = None  # of a manifest
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +174,6 @@ class _Move(NamedTuple):
     task: FileTask
     old: StandardKeyMetadata | None
     new: StandardKeyMetadata
-    target: str
 
     def open(self) -> Any:
         """Open the file as it is stored. IntegrityError if it has another length than its manifest says."""
@@ -174,21 +185,22 @@ class _Move(NamedTuple):
 
     def destination(self) -> AbstractContextManager[Any]:
         """Return, to be entered, what the new file is written to: a path, or a stream of PyIceberg's."""
-        path = local_path(self.target)
+        path, to = local_path(self.task.to), self.task.to
         if path is None:
-            return self.context.inner(self.target).new_output(self.target).create(overwrite=True)
+            return self.context.inner(to).new_output(to).create(overwrite=True)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return nullcontext(path)
 
 
 def _move(context: TableContext, task: FileTask, attempt: int) -> int:
     """Write the new file of a task. Returns its length."""
-    assert task.to is not None and task.new_key is not None
     old = None if task.key is None else context.unwrap(task.key, OLD_KEY, task.path)
     if old is not None and old.file_length not in (None, task.length):
         raise IntegrityError(f"{task.path} has two lengths: {task.length} by its entry, {old.file_length} by its key")
     new = context.unwrap(task.new_key, NEW_KEY, task.to)
-    move = _Move(context, task, old, new, task.to)
+    move = _Move(context, task, old, new)
+    if task.listed is not None:
+        return _manifest(move, task.listed)
     if (task.begun or attempt) and (length := _written(move)) is not None:
         return length
     if task.format not in MOVERS:
@@ -203,7 +215,7 @@ def _move(context: TableContext, task: FileTask, attempt: int) -> int:
 
 def _written(move: _Move) -> int | None:
     """Return the length of the new file if an earlier run has written it whole; None if it must be written."""
-    task, path = move.task, move.target
+    task, path = move.task, move.task.to
     there = move.context.inner(path).new_input(path)
     if task.format == "PUFFIN" or not there.exists():
         return None
@@ -255,6 +267,24 @@ def _puffin(move: _Move, source: Any) -> int:
 
     with _plain(move, source) as plain:
         data = rename_vectors(plain.read(), dict(move.task.renamed))
+    return _seal(move, lambda out: out.write(data))
+
+
+def _manifest(move: _Move, listed: Listed) -> int:
+    """Write the live entries of a manifest, which keep what they inherit from its list as values of their own."""
+    from ags_fast.iceberg.checks import check_counts  # late: few jobs have manifests as tasks
+    from ags_fast.iceberg.manifests import Known
+    from ags_fast.iceberg.reading import Node, read_node
+    from ags_fast.iceberg.rewriting import entries, manifest_bytes
+
+    task, (content, row_id, snapshot_id, number, counts, codec) = move.task, listed
+    known = Known(task.path, task.length, move.old, content, first_row_id=row_id)
+    known.snapshot_id, known.sequence_number, known.counts = snapshot_id, number, counts
+    node = Node(known)
+    read_node(node, move.context.inner(task.path))
+    check_counts(node)
+    container = node.container()
+    data = manifest_bytes(container, entries(container, known), content, codec)
     return _seal(move, lambda out: out.write(data))
 
 
