@@ -127,7 +127,8 @@ def test_manifests_in_other_processes(catalog: Any) -> None:
 
 def test_manifests_that_another_commit_adds(catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have moved by then stay as they are, and only the new one moves."""
-    table, late = filled(catalog), []
+    table = filled(catalog)
+    late: list[int] = []
     commit = catalog.commit_table
 
     def racing(*args: Any) -> Any:

@@ -9,7 +9,7 @@ from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
+from ags_fast.iceberg.work.moving import Mover, move_files
 from ags_fast.iceberg.work.plans import JOB_ID
 from ags_fast.iceberg.work.vectors import POSITION_DELETES
 from ags_fast.jobs.results import JobResult, counted
@@ -78,9 +78,7 @@ def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None
     key_length = int(properties.get(policy.KEY_LENGTH, "16"))
     mover = Mover(table, "rekey", engine, properties[policy.KEY_ID], key_length, manifests=manifests)
     chosen = partial(_manifests, session) if manifests else _movable
-    if dry_run:
-        return plan_files(mover, chosen)
-    made = move_files(mover, chosen, partial(_relisted if manifests else _renamed, mover))
+    made = move_files(mover, chosen, partial(_relisted if manifests else _renamed, mover), dry_run=dry_run)
     return mover.result([OLD_FILES] if made is not None and mover.rows else [])
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.reading import Node
     from ags_fast.iceberg.work.heads import Head
 
-__all__ = ["Mover", "move_files", "plan_files"]
+__all__ = ["Mover", "move_files"]
 
 ATTEMPTS = 5  # rounds in which other commits added files
 THREADS = 8  # that move manifests, mostly waiting for the storage
@@ -226,28 +226,27 @@ class Mover:
         return Writer(self.io, raw).location(name, data=True)
 
 
-def plan_files(mover: Mover, chosen: Callable[[Raw, Head], list[Known]]) -> JobResult:
-    """Return the result of a dry run: a row for each file that would move. Nothing is written."""
-    raw = raw_metadata(mover.table)
-    head = read_head(mover.io, raw)
-    for one in chosen(raw, head) if head is not None else ():
-        kind = one.format or MANIFEST
-        mover.rows[one.path] = Row(one.path, None, "planned", file_length=one.length, format=kind)
-    return mover.result()
-
-
 def move_files(
-    mover: Mover, chosen: Callable[[Raw, Head], list[Known]], change: Callable[[Raw, Head | None, Writer], Raw]
+    mover: Mover,
+    chosen: Callable[[Raw, Head], list[Known]],
+    change: Callable[[Raw, Head | None, Writer], Raw],
+    *,
+    dry_run: bool = False,
 ) -> Raw | None:
     """Move files, and commit a snapshot that names them. Returns the new metadata.
 
     `chosen` returns the files or manifests of the newest snapshot that are to move, or refuses. `change` is as for
-    `commit`. If one could not be moved, nothing is committed, and None is returned.
+    `commit`. If one could not be moved, and if `dry_run`, nothing is committed, and None is returned.
     """
     for _ in range(ATTEMPTS):
         mover.table.refresh()
         raw = raw_metadata(mover.table)
         head = read_head(mover.io, raw)
+        if dry_run:
+            for one in chosen(raw, head) if head is not None else ():
+                row = Row(one.path, None, "planned", file_length=one.length, format=one.format or MANIFEST)
+                mover.rows[one.path] = row
+            return None
         if head is not None:
             mover.begin(raw)  # first of all, since the KMS may refuse
             try:
