@@ -27,7 +27,7 @@ from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.iceberg import FileIO, delete, expiry, files, open_table
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import edit, raw_metadata
-from ags_fast.iceberg.expiry import expire, expired, retained
+from ags_fast.iceberg.expiry import expire, expired
 from ags_fast.iceberg.garbage import unreachable
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import LIST, Node
@@ -36,6 +36,7 @@ from ags_fast.jobs import LocalEngine
 from ags_fast.keys import add_manifest_list_key, clear_cache, load_kms, write_encryption_keys
 from ags_fast.keys.kms import local
 from ags_fast.keys.metadata import StandardKeyMetadata
+from ags_fast.metadata.retention import retained
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,19 +13,19 @@ from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
 from ags_fast.jobs.results import JobResult, Row, counted
-from ags_fast.keys import iceberg as keys_of
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
 from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
 from ags_fast.metadata.guard import moving
+from ags_fast.metadata.unused import named_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
 
-__all__ = ["Turned", "named_keys", "rewrapped_keks", "rotate", "rotated_keks", "unused_keys", "with_keys"]
+__all__ = ["Turned", "rewrapped_keks", "rotate", "rotated_keks", "with_keys"]
 
 WHATS = ("kek", "mek")
 KEYS = "encryption-keys"
@@ -37,26 +37,6 @@ class Turned(NamedTuple):
 
     raw: Raw  # the new metadata; the very object that was given, if nothing changes
     rows: list[Row]  # for each key its id, the id of the key that took its place or wraps it now, and the status
-
-
-def named_keys(raw: Mapping[str, Any]) -> set[str]:
-    """Return the ids of the keys that snapshots and statistics name."""
-    named = (*(raw.get("snapshots") or ()), *(raw.get("statistics") or ()))
-    return {key_id for one in named if (key_id := one.get("key-id")) is not None}
-
-
-def unused_keys(raw: Mapping[str, Any], *, gone: Collection[str | None] = ()) -> list[EncryptedKey]:
-    """Return the keys that no snapshot needs: keys of manifest lists that are gone, and KEKs that wrap nothing else.
-
-    If a snapshot has lost its ``key-id``, any key of a manifest list may be that snapshot's, so only keys that were
-    another's are unused. A snapshot in plaintext looks the same. `gone` has the ``key-id`` of each snapshot that has
-    just been removed from the metadata.
-    """
-    keys, named = read_encryption_keys(raw.get(KEYS) or ()), named_keys(raw)
-    known = {key.key_id for key in keys}
-    lost = any(one.get("key-id") not in known for one in raw.get("snapshots") or ())
-    spare = [key.key_id for key in keys if lost and not key.is_kek and key.key_id not in gone]
-    return keys_of.unused_keys(keys, named, spare=spare)
 
 
 def with_keys(raw: Raw, keys: Iterable[EncryptedKey], master: str | None = None) -> Raw:

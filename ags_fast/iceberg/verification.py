@@ -23,7 +23,6 @@ from ags_fast.iceberg.locations import is_encrypted, normal, open_cost
 from ags_fast.iceberg.manifests import DELETED, Known
 from ags_fast.iceberg.orphans import Stored, not_named, stored_files
 from ags_fast.iceberg.reading import LIST, show_metadata
-from ags_fast.iceberg.rotation import unused_keys
 from ags_fast.iceberg.snapshots import head_of
 from ags_fast.iceberg.walk import Tree, ahead, keep
 from ags_fast.iceberg.work.checking import CheckContext, task_of
@@ -31,6 +30,7 @@ from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
+from ags_fast.metadata.unused import unused_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
