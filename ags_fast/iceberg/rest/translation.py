@@ -18,10 +18,10 @@ from requests.adapters import BaseAdapter
 
 from ags_fast.errors import FormatError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import metadata, policy, properties
-from ags_fast.iceberg.outcome import Attempt, attempted
 from ags_fast.iceberg.rest import updates
 from ags_fast.iceberg.session import KMS_PREFIXES, committing
 from ags_fast.iceberg.writing import seal_lists
+from ags_fast.metadata.outcome import Attempt, attempted
 from ags_fast.metadata.shape import check_shape
 
 if TYPE_CHECKING:

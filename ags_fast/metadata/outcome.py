@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.metadata.javajson import Raw
 
 __all__ = ["Attempt", "attempted", "was_made"]
 
