@@ -309,7 +309,7 @@ def test_expire(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
     assert table.metadata_location == old
     result = expire(table)
     assert (result.op, result.failed) == ("expire", [])
-    assert [row._replace(status="planned") for row in result.rows] == planned.rows
+    assert [row._replace(status="planned")[:10] for row in result.rows] == [row[:10] for row in planned.rows]
     assert {row.status for row in planned.rows} == {"planned"}
     found = Counter(row.format for row in result.rows)
     assert found["snapshot"] == found["manifest-list"] == found["manifest-list-key"] == 4

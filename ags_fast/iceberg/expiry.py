@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -24,12 +23,12 @@ from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
 from ags_fast.iceberg.garbage import STATISTICS, THREADS, Garbage, unreachable
 from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.reading import MANIFEST, Node, error_of
-from ags_fast.iceberg.rotation import with_keys
 from ags_fast.iceberg.walk import Tree
-from ags_fast.iceberg.work.removing import Gone, RemovalContext, remove
+from ags_fast.iceberg.work.removing import Gone, RemovalContext
 from ags_fast.jobs.engines.base import Engine, checked
+from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.results import JobResult, Row, counted, describe
-from ags_fast.keys.iceberg import read_encryption_keys
+from ags_fast.keys.iceberg import read_encryption_keys, write_encryption_keys
 from ags_fast.metadata.retention import retained
 from ags_fast.metadata.unused import unused_keys
 
@@ -42,9 +41,10 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.keys.iceberg import EncryptedKey
 
-__all__ = ["Expired", "expire", "expired"]
+__all__ = ["ALL_STAY", "GC", "NEWEST_STAY", "Expired", "check_gc", "expire", "expire_by", "expired", "forced"]
 
 GC = "gc.enabled"
+ALL_STAY, NEWEST_STAY = "all-stay", "newest-stay"
 
 PLAINTEXT = (
     "the snapshot is in plaintext, so nothing proves which files are the table's. Load the catalog with "
@@ -85,24 +85,40 @@ class Expired:
             yield Row(key.key_id, None, status, format=kind, key_id=key.encrypted_by_id)
 
 
+def check_gc(raw: Mapping[str, Any]) -> None:
+    """Refuse to expire a table whose files another table may need. PolicyError."""
+    if str((raw.get("properties") or {}).get(GC)).lower() == "false":
+        raise PolicyError(f"the table has {GC}=false: another table may need its files, so nothing is deleted")
+
+
 def expired(
-    raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms: int | None = None, plaintext: bool = True
+    raw: Raw,
+    *,
+    keep: int = 1,
+    older_than_ms: int | None = None,
+    now_ms: int | None = None,
+    plaintext: bool = True,
+    force: str | None = None,
 ) -> Expired:
     """Return the metadata without expired snapshots, and without whatever only they needed.
 
     With the snapshots go their statistics, the history before them, keys that no snapshot names, KEKs that wrap
     nothing and are not the newest, and the names of older metadata files, which hold keys as they were wrapped before.
     These go from the age `older_than_ms` on; None: at any age. The arguments are those of `retained`, and `plaintext`:
-    whether snapshots in plaintext go.
+    whether snapshots in plaintext go. `force` takes the place of the rules of `retained`: `ALL_STAY` keeps every
+    snapshot, and `NEWEST_STAY` those that branches and tags name.
 
     Raises:
         PolicyError: The table's ``gc.enabled`` is false, or a property is malformed.
     """
-    properties = raw.get("properties") or {}
-    if properties.get(GC, "true").lower() == "false":
-        raise PolicyError(f"the table has {GC}=false: another table may need its files, so nothing is deleted")
+    check_gc(raw)
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    ids, refs = retained(raw, keep=keep, older_than_ms=older_than_ms, now_ms=now)
+    if force is None:
+        ids, refs = retained(raw, keep=keep, older_than_ms=older_than_ms, now_ms=now)
+    else:
+        refs = set(raw.get("refs") or ())
+        stay = raw.get("snapshots") or () if force == ALL_STAY else (raw.get("refs") or {}).values()
+        ids = {one["snapshot-id"] for one in (*stay, {"snapshot-id": raw.get("current-snapshot-id")})}
     made = dict(raw)
     goes = [one for one in raw.get("snapshots") or () if one["snapshot-id"] not in ids]
     snapshots = [one for one in goes if plaintext or one.get("key-id")]
@@ -127,7 +143,7 @@ def expired(
     if keys:
         unused = {key.key_id for key in keys}
         left = [key for key in read_encryption_keys(raw["encryption-keys"]) if key.key_id not in unused]
-        made = with_keys(made, left)
+        made["encryption-keys"] = write_encryption_keys(left)
     older = _superseded(raw, None if older_than_ms is None else now - older_than_ms)
     if older:
         made["metadata-log"] = [one for one in raw["metadata-log"] if one["metadata-file"] not in older]
@@ -221,9 +237,25 @@ def expire(
     if older_than is not None and older_than < timedelta(0):
         raise ValueError("older_than must not be negative")
     checked(engine)
+    older_than_ms = None if older_than is None else older_than // timedelta(milliseconds=1)
+    return expire_by(table, engine, dry_run=dry_run, keep=keep, older_than_ms=older_than_ms)
+
+
+def forced(table: Table, force: str, engine: Engine | None = None) -> JobResult:
+    """Expire what was written under keys that a commit has just replaced, and the metadata files that hold them.
+
+    The last of these files is that of the commit. This client has made it, so no other catalog has a name for it.
+    """
+    result = expire_by(table, engine, force=force)
+    result.rows += expire_by(table, engine, force=ALL_STAY).rows
+    return result
+
+
+def expire_by(table: Table, engine: Engine | None, *, dry_run: bool = False, **rules: Any) -> JobResult:
+    """Expire as `expire` does, by the rules of `expired`."""
     io = table_io(table)
     io.session.check_writes()
-    work = _Work(table, io, keep, None if older_than is None else older_than // timedelta(milliseconds=1))
+    work = _Work(table, io, rules)
     job_id = new_job_id()
     if dry_run:
         table.refresh()
@@ -248,21 +280,18 @@ def _removed(io: FileIO, files: list[Gone], job_id: str, engine: Engine | None) 
     """Delete files, and return their rows."""
     for one in files:
         io.table.forget(one.path)
-    if engine is None:
-        with ThreadPoolExecutor(THREADS) as pool:
-            return list(pool.map(lambda one: remove(io.inner(one.path), one), files))
     rows: list[Row] = []
     if files:
-        context = RemovalContext("expire", job_id, settings=io.settings)
-        engine.run(context, files, open_cost(one.path for one in files), rows.extend)
+        context = RemovalContext("expire", job_id, settings=io.settings, files_at_once=THREADS)
+        (engine or LocalEngine(0)).run(context, files, open_cost(one.path for one in files), rows.extend)
     return rows
 
 
 class _Work:
     """An expiry: what it decides, also again when another commit came first."""
 
-    def __init__(self, table: Table, io: FileIO, keep: int, older_than_ms: int | None) -> None:
-        self._table, self._io, self._keep, self._older_than_ms = table, io, keep, older_than_ms
+    def __init__(self, table: Table, io: FileIO, rules: dict[str, Any]) -> None:
+        self._table, self._io, self._rules = table, io, rules
         self._nodes: dict[tuple[Any, ...], Node] = {}
         self._failed: list[Row] = []
         self._gone: list[Gone] = []
@@ -271,8 +300,8 @@ class _Work:
         """Return the new metadata, after it has been seen which files go."""
         if not policy.is_encrypted(raw):
             raise PolicyError("the table is in plaintext: use PyIceberg's table.maintenance.expire_snapshots()")
-        options: Any = {"older_than_ms": self._older_than_ms, "plaintext": self._io.session.plaintext.files == "allow"}
-        self.base, self.made = raw, expired(raw, keep=self._keep, **options)
+        plaintext = self._io.session.plaintext.files == "allow"
+        self.base, self.made = raw, expired(raw, plaintext=plaintext, **self._rules)
         self._failed, self._gone, self._began = [], [], self._table.metadata_location
         tree = Tree.of(self._io.session, self._io.inner, raw, plaintext=True)
         made = self.made

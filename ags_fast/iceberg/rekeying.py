@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
+from ags_fast.iceberg.expiry import NEWEST_STAY, check_gc, forced
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.work.moving import Mover, move_files
 from ags_fast.iceberg.work.plans import JOB_ID
@@ -32,11 +33,19 @@ OLD_FILES = (
     "the snapshots before still name the files under the old keys, and older metadata files hold the keys of their "
     "manifest lists: expire(table) removes both"
 )
+OLD_REFS = "these branches and tags still name files under the old keys: {}. Remove them, and expire(table)"
 
 
 @counted
 @pinned
-def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None, dry_run: bool = False) -> JobResult:
+def rekey(
+    table: Table,
+    *,
+    what: str = "manifests",
+    engine: Engine | None = None,
+    force_expire: bool = False,
+    dry_run: bool = False,
+) -> JobResult:
     """Write the newest snapshot of the main branch anew under new data keys, and commit that as one ``replace``.
 
     No row changes: row ids, sequence numbers, partitions and statistics stay. Other branches and older snapshots stay
@@ -51,6 +60,9 @@ def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None
         what: ``"manifests"``: manifests and their list get new keys; data files stay, with their keys. ``"data"``: data
             files and delete files get new keys and new paths, too, without being decoded.
         engine: Runs the tasks, one a file or manifest. None: `LocalEngine`, and for manifests threads of this process.
+        force_expire: Then remove at once, and for good, all snapshots but those that branches and tags name, of
+            whatever age, with older metadata files and what only they needed. The result of this is the result's
+            ``expired``. A warning names branches and tags under old keys.
         dry_run: Write nothing; the rows have the status "planned", and no ``dst``.
 
     Returns:
@@ -59,7 +71,7 @@ def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None
 
     Raises:
         PolicyError: The table or a manifest is in plaintext, or ``"data"`` and the table has position-delete files, ORC
-            files, or files in plaintext.
+            files, or files in plaintext; or `force_expire` and the table's ``gc.enabled`` is false.
         TypeError: The KMS client cannot be sent to the engine's workers.
         KeyAccessError: The KMS refuses, or a key is lost.
         IntegrityError, FormatError: The manifest list was changed, or for ``"data"`` a manifest.
@@ -74,12 +86,22 @@ def rekey(table: Table, *, what: str = "manifests", engine: Engine | None = None
     raw = raw_metadata(table)
     if not policy.is_encrypted(raw):
         raise PolicyError("the table is in plaintext and has no keys: use ags_fast.iceberg.encrypt")
+    if force_expire:
+        check_gc(raw)
     properties, manifests = raw["properties"], what == "manifests"
     key_length = int(properties.get(policy.KEY_LENGTH, "16"))
     mover = Mover(table, "rekey", engine, properties[policy.KEY_ID], key_length, manifests=manifests)
     chosen = partial(_manifests, session) if manifests else _movable
     made = move_files(mover, chosen, partial(_relisted if manifests else _renamed, mover), dry_run=dry_run)
-    return mover.result([OLD_FILES] if made is not None and mover.rows else [])
+    if made is None or not mover.rows:
+        return mover.result()
+    if not force_expire:
+        return mover.result([OLD_FILES])
+    newest, refs = made["current-snapshot-id"], made["refs"]
+    old = [name for name, ref in refs.items() if ref["snapshot-id"] != newest]
+    result = mover.result([OLD_REFS.format(", ".join(old))] if old else ())
+    result.expired = forced(table, NEWEST_STAY, engine)
+    return result
 
 
 def rewritten(

@@ -14,7 +14,7 @@ from ags_fast.iceberg.container import Container, field_of, record_fields, write
 from ags_fast.iceberg.manifests import DATA, DELETED, DELETES, NEW_FILE_FIELDS, NEW_LIST_FIELDS, STATUSES, add_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ags_fast.iceberg.manifests import Known
 
@@ -91,25 +91,17 @@ def list_record(written: Known, kept: Iterable[Record], *, like: Mapping[str, An
     replaces, or of one of the same partition spec. The bounds of partitions stay if the content is the same, since
     entries only go.
     """
-    assert written.key_metadata is not None
-    files, rows, least = [0, 0, 0], [0, 0, 0], snapshot["sequence-number"]
+    files, rows, least = [0, 0, 0], [0, 0, 0], snapshot["sequence-number"]  # the first two by status
     for entry in kept:
         files[entry["status"]] += 1
         rows[entry["status"]] += entry["data_file"]["record_count"]
         if entry["status"] != DELETED and entry["sequence_number"] is not None:
             least = min(least, entry["sequence_number"])
     return {
-        **like,
-        "manifest_path": written.path,
-        "manifest_length": written.length,
+        **_record(like, written, files, rows, snapshot),
         "content": written.content,
-        "sequence_number": snapshot["sequence-number"],
         "min_sequence_number": least,
-        "added_snapshot_id": snapshot["snapshot-id"],
-        **{f"{name}_files_count": files[status] for name, status in STATUSES},
-        **{f"{name}_rows_count": rows[status] for name, status in STATUSES},
         "partitions": like.get("partitions") if written.content == (like.get("content") or DATA) else None,
-        "key_metadata": written.key_metadata.encode(),
         "first_row_id": None,
     }
 
@@ -127,18 +119,23 @@ def moved_record(old: Known, moved: Known, *, like: Mapping[str, Any], snapshot:
 
     `like` is what the list said of the `old` one, whose entries have their row ids as values of their own.
     """
-    assert moved.key_metadata is not None
     files, rows = live_counts(old)
-    counts = {f"{name}_{what}_count": 0 for name, _ in STATUSES for what in ("files", "rows")}
-    counts |= {"existing_files_count": files, "existing_rows_count": rows}
+    return _record(like, moved, [files, 0, 0], [rows, 0, 0], snapshot)
+
+
+def _record(
+    like: Mapping[str, Any], written: Known, files: Sequence[int], rows: Sequence[int], snapshot: Record
+) -> Record:
+    assert written.key_metadata is not None
     return {
         **like,
-        **counts,
-        "manifest_path": moved.path,
-        "manifest_length": moved.length,
+        "manifest_path": written.path,
+        "manifest_length": written.length,
         "sequence_number": snapshot["sequence-number"],
         "added_snapshot_id": snapshot["snapshot-id"],
-        "key_metadata": moved.key_metadata.encode(),
+        **{f"{name}_files_count": files[status] for name, status in STATUSES},
+        **{f"{name}_rows_count": rows[status] for name, status in STATUSES},
+        "key_metadata": written.key_metadata.encode(),
     }
 
 

@@ -12,6 +12,7 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
+from ags_fast.iceberg.expiry import ALL_STAY, check_gc, forced
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
 from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
@@ -30,6 +31,7 @@ __all__ = ["Turned", "rewrapped_keks", "rotate", "rotated_keks", "with_keys"]
 WHATS = ("kek", "mek")
 KEYS = "encryption-keys"
 KEK, LIST_KEY = "kek", "manifest-list-key"  # formats of rows
+OLDER = "{} older metadata files still hold the keys as they were wrapped before: expire(table) deletes these files"
 
 
 class Turned(NamedTuple):
@@ -144,6 +146,7 @@ def rotate(
     wrapping_key_id: str | None = None,
     new_kms: KmsClient | Mapping[str, str] | None = None,
     keep_old: bool = False,
+    force_expire: bool = False,
     dry_run: bool = False,
 ) -> JobResult:
     """Replace the keys above a table's data keys. This writes one metadata file, and no snapshot.
@@ -164,6 +167,8 @@ def rotate(
             the catalog's.
         keep_old: For ``"kek"``: the old KEKs stay in the table, so that writers of other engines that have begun can
             finish. `expire` removes them.
+        force_expire: Then delete older metadata files of any age, and keys that nothing needs. Snapshots stay, since
+            the rotation has put their keys under the new ones. The result of this is the result's ``expired``.
         dry_run: Write nothing; the rows have the status "planned". The KMS is asked all the same, so a refusal shows.
             The id of a new KEK is another one later.
 
@@ -174,14 +179,15 @@ def rotate(
     Raises:
         KeyAccessError: The KMS refuses, or a new wrap does not open. Nothing has changed.
         IntegrityError: A key was changed, or a new wrap opens as another key. Nothing has changed.
-        PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
+        PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg; or `force_expire`
+            and its ``gc.enabled`` is false.
         ConcurrentChangeError: Other commits came first, again and again.
         ValueError: An argument is malformed.
     """
     if what not in WHATS:
         raise ValueError(f"what must be {' or '.join(map(repr, WHATS))}, not {what!r}")
-    if keep_old and what != "kek":
-        raise ValueError("keep_old is for what='kek': what='mek' makes no new KEK")
+    if keep_old and (what != "kek" or force_expire):
+        raise ValueError("keep_old is for what='kek', which makes a new KEK, and without force_expire")
     if wrapping_key_id is not None:
         check_key_id(wrapping_key_id)
     io = table_io(table)
@@ -191,6 +197,8 @@ def rotate(
     turned: list[Turned] = []
 
     def change(raw: Raw) -> Raw:
+        if force_expire:
+            check_gc(raw)
         if not raw.get(KEYS) and policy.is_encrypted(raw):
             policy.check_master(target or kms, wrapping_key_id or raw["properties"][policy.KEY_ID])
         if what == "kek":
@@ -204,21 +212,17 @@ def rotate(
     if not dry_run:
         token = moving.set(target)
         try:
-            return _result(table, edit(table, change), turned)
+            raw = edit(table, change)
+            result = JobResult(new_job_id(), "rotate", table.location(), None, turned[-1].rows)
+            if force_expire:
+                result.expired = forced(table, ALL_STAY)
         finally:
             moving.reset(token)
+        older = raw.get("metadata-log") or ()
+        if older and not force_expire and any(row.status == "ok" for row in result.rows):
+            result.warnings.append(OLDER.format(len(older)))
+        return result
     table.refresh()
     change(raw_metadata(table))
     rows = [row._replace(status="planned") if row.status == "ok" else row for row in turned[-1].rows]
     return JobResult(new_job_id(), "rotate", table.location(), None, rows)
-
-
-def _result(table: Table, raw: Raw, turned: list[Turned]) -> JobResult:
-    result = JobResult(new_job_id(), "rotate", table.location(), None, turned[-1].rows)
-    before = raw.get("metadata-log") or ()
-    if before and any(row.status == "ok" for row in result.rows):
-        result.warnings.append(
-            f"{len(before)} older metadata files still hold the keys as they were wrapped before: expire(table) "
-            "deletes these files"
-        )
-    return result

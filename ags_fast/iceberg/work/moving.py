@@ -16,12 +16,13 @@ from ags_fast.errors import ConcurrentChangeError
 from ags_fast.iceberg import rewriting
 from ags_fast.iceberg.commit import raw_metadata, table_io
 from ags_fast.iceberg.container import codec_of
+from ags_fast.iceberg.garbage import THREADS
 from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.manifests import DATA, Known
 from ags_fast.iceberg.reading import MANIFEST
 from ags_fast.iceberg.work.heads import Writer, commit, read_head
 from ags_fast.iceberg.work.plans import JOB_ID, Plan, begin_plan
-from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask, Listed
+from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask
 from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import JobResult, Row, describe
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Mover", "move_files"]
 
 ATTEMPTS = 5  # rounds in which other commits added files
-THREADS = 8  # that move manifests, mostly waiting for the storage
 SUFFIXES = {"PARQUET": "parquet", "AVRO": "avro", "PUFFIN": "puffin"}
 
 
@@ -110,7 +110,8 @@ class Mover:
             old = file.key_metadata  # None: in plaintext
             key = None if old is None else plan.context.wrap(old, OLD_KEY, file.path)
             task = FileTask(file.path, file.format or MANIFEST, file.length, key, planned.to, planned.key, vectors)
-            tasks.append(task._replace(begun=file.path in begun, listed=self._listed(file)))
+            listed = (file.content, file.first_row_id, file.snapshot_id, file.sequence_number, file.counts, self._codec)
+            tasks.append(task._replace(begun=file.path in begun, listed=() if file.format else listed))
 
         def report(rows: list[Row]) -> None:
             self.rows.update((row.src, row) for row in rows)
@@ -125,12 +126,6 @@ class Mover:
             key_metadata = plan.key(path)
             whole = StandardKeyMetadata(key_metadata.encryption_key, key_metadata.aad_prefix, row.file_length)
             self.moved[path] = Known(row.dst, row.file_length, whole, file.content, file.format, file.record_count)
-
-    def _listed(self, file: Known) -> Listed | None:
-        if file.format is not None:
-            return None
-        said = file.content, file.first_row_id, file.snapshot_id, file.sequence_number, file.counts
-        return Listed(*said, self._codec)
 
     def moved_to(self, path: str) -> Known:
         """Return what an old path has become. _FilesLeftError if it was not moved yet."""

@@ -36,21 +36,10 @@ if TYPE_CHECKING:
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.kms import KmsClient
 
-__all__ = ["NEW_KEY", "OLD_KEY", "FileTask", "Listed", "StorageContext", "TableContext", "failed_row", "run_file"]
+__all__ = ["NEW_KEY", "OLD_KEY", "FileTask", "StorageContext", "TableContext", "failed_row", "run_file"]
 
 OLD_KEY, NEW_KEY = "iceberg-file", "iceberg-new-file"  # purposes of wrapped key metadata
 CHUNK_NBYTES = 4 << 20
-
-
-class Listed(NamedTuple):
-    """What a list says of a manifest: see `Known`; and the codec of the new manifest."""
-
-    content: int
-    first_row_id: int | None
-    snapshot_id: int | None
-    sequence_number: int | None
-    counts: tuple[int | None, ...]
-    codec: str
 
 
 class FileTask(NamedTuple):
@@ -64,7 +53,8 @@ class FileTask(NamedTuple):
     new_key: bytes  # the key metadata of the new file, wrapped for `NEW_KEY`
     renamed: tuple[tuple[str, str], ...] = ()  # by a file of deletion vectors: old and new path of each data file
     begun: bool = False  # whether an earlier run may have written the new file
-    listed: Listed | None = None  # of a manifest
+    # Of a manifest: content, first row id, snapshot, sequence number and counts, as `Known` has them, and the codec.
+    listed: tuple[Any, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -199,8 +189,8 @@ def _move(context: TableContext, task: FileTask, attempt: int) -> int:
         raise IntegrityError(f"{task.path} has two lengths: {task.length} by its entry, {old.file_length} by its key")
     new = context.unwrap(task.new_key, NEW_KEY, task.to)
     move = _Move(context, task, old, new)
-    if task.listed is not None:
-        return _manifest(move, task.listed)
+    if task.listed:
+        return _manifest(move)
     if (task.begun or attempt) and (length := _written(move)) is not None:
         return length
     if task.format not in MOVERS:
@@ -270,21 +260,20 @@ def _puffin(move: _Move, source: Any) -> int:
     return _seal(move, lambda out: out.write(data))
 
 
-def _manifest(move: _Move, listed: Listed) -> int:
+def _manifest(move: _Move) -> int:
     """Write the live entries of a manifest, which keep what they inherit from its list as values of their own."""
     from ags_fast.iceberg.checks import check_counts  # late: few jobs have manifests as tasks
     from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.reading import Node, read_node
     from ags_fast.iceberg.rewriting import entries, manifest_bytes
 
-    task, (content, row_id, snapshot_id, number, counts, codec) = move.task, listed
-    known = Known(task.path, task.length, move.old, content, first_row_id=row_id)
-    known.snapshot_id, known.sequence_number, known.counts = snapshot_id, number, counts
+    task, known = move.task, Known(move.task.path, move.task.length, move.old)
+    known.content, known.first_row_id, known.snapshot_id, known.sequence_number, known.counts, codec = task.listed
     node = Node(known)
     read_node(node, move.context.inner(task.path))
     check_counts(node)
     container = node.container()
-    data = manifest_bytes(container, entries(container, known), content, codec)
+    data = manifest_bytes(container, entries(container, known), known.content, codec)
     return _seal(move, lambda out: out.write(data))
 
 
