@@ -71,6 +71,7 @@ def verify(
     statistics: str = "refuse",
     orphans: bool = False,
     engine: Engine | None = None,
+    only: Callable[[str], bool] = bool,
 ) -> JobResult:
     """Check every tag of every file that snapshots of a table reach, each file once.
 
@@ -89,6 +90,7 @@ def verify(
             writer works, its files are among them.
         engine: Runs the checks of data and delete files, one task a file. Workers get keys wrapped by a KEK of the job,
             which the table's master key wraps. None: threads of this process.
+        only: Tells by its location whether to check a data or delete file. Lists and manifests are always checked.
 
     Returns:
         A row for each file. ``src`` is its location, ``format`` its kind. Errors: IntegrityError or FormatError if it
@@ -111,6 +113,7 @@ def verify(
     chosen = _chosen(raw, snapshots)
     with ThreadPoolExecutor(THREADS) as pool:
         walk = _Walk(io, raw, chosen, pool, engine, names=orphans)
+        walk.only = only
         result = JobResult(walk.job_id, "verify", table.location(), None, [])
         result.rows.append(_metadata_row(table, io, raw))
         result.rows += walk.run()
@@ -187,6 +190,7 @@ class _Walk:
     def __init__(
         self, io: FileIO, raw: Raw, chosen: set[int], pool: ThreadPoolExecutor, engine: Engine | None, *, names: bool
     ) -> None:
+        self.only: Callable[[str], bool] = bool
         self.job_id, self._engine = new_job_id(), checked(engine)
         self._shared: CheckContext | None = None
         self._io, self._raw, self._chosen, self._pool = io, raw, chosen, pool
@@ -245,6 +249,8 @@ class _Walk:
             for item in self._items_of(node):
                 path = item.known.path
                 self._name(path)
+                if not self.only(path):
+                    continue
                 said, item.again = _said(item.known), path in self._seen
                 if self._seen.get(path) == said:
                     item.whole = False

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.metadata import Raw
 
-__all__ = ["JOB_ID", "Plan", "Planned", "begin_plan", "find_plan"]
+__all__ = ["JOB_ID", "OPS", "Plan", "Planned", "begin_plan", "find_plan", "plan_location"]
 
+OPS = ("rekey", "rekey-manifests", "encrypt")  # that have plans
 PURPOSE = "iceberg-plan"
 FORMAT = 2
 JOB_ID = "ags-fast.job-id"  # of a snapshot's summary
