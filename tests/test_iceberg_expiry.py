@@ -24,7 +24,7 @@ from killing import ended, fork, killed_before_steps
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
 
 from ags_fast.errors import AgsError, IntegrityError, PolicyError
-from ags_fast.iceberg import FileIO, delete, expiry, files, open_table
+from ags_fast.iceberg import FileIO, delete, files, open_table
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import edit, raw_metadata
 from ags_fast.iceberg.expiry import expire, expired
@@ -32,6 +32,7 @@ from ags_fast.iceberg.garbage import unreachable
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import LIST, Node
 from ags_fast.iceberg.rotation import rotate
+from ags_fast.iceberg.work import removing
 from ags_fast.jobs import LocalEngine
 from ags_fast.keys import add_manifest_list_key, clear_cache, load_kms, write_encryption_keys
 from ags_fast.keys.kms import local
@@ -517,7 +518,7 @@ def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
     def work() -> None:
         expire(sql_catalog(tmp_path, kms).load_table("ns.t"))
 
-    places = [(expiry, "remove"), (FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (os, "unlink")]
+    places = [(removing, "remove"), (FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (os, "unlink")]
     seen = set()
     for step, by_itself in killed_before_steps(work, places, prepare=prepare):
         clear_cache()
