@@ -14,6 +14,7 @@ from iceberg_tables import KEY_ID, MASTER, MIXED, SCHEMA, ids, new_table, open_w
 
 from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, open_table, rekey, rotate, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
+from ags_fast.iceberg.manifests import Known
 from ags_fast.jobs import LocalEngine
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def codecs(table: Any) -> set[str]:
     for one in files(table):
         if one.kind not in ("manifest", "manifest-list"):
             continue
-        known = io_of.table.known(one.path)
+        known = io_of.table.known(one.path) or Known(one.path, one.length, one.key_metadata)
         if one.kind == "manifest" and known.snapshot_id not in (None, snapshot):
             continue
         plain = open_whole(known, io_of.inner(one.path))

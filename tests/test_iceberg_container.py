@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ags_fast.avro.container import encode_header
 from ags_fast.errors import FormatError
-from ags_fast.iceberg.container import Picker, read_container, write_container
+from ags_fast.iceberg.container import read_container, write_container
 
 SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -83,10 +83,6 @@ records = st.fixed_dictionaries(
 )
 
 
-def picker(schema: dict[str, Any]) -> Picker:
-    return Picker(schema, FIELDS, 131)
-
-
 def wanted(record: dict[str, Any]) -> list[Any]:
     file = record["data_file"]
     return [file["path"].encode(), file["row"], file["key_metadata"], record["status"], record["day"]]
@@ -97,8 +93,8 @@ def test_picks_are_what_fastavro_decodes(written: list[dict[str, Any]], codec: s
     data = write_container(SCHEMA, {"content": b"data"}, written, codec)
     container = read_container(data)
     assert list(container.records()) == written
-    assert list(container.take(picker)) == [wanted(record) for record in written]
-    wiped = [value for _, _, value, _, _ in container.take(picker)]
+    assert list(container.take(FIELDS, 131)) == [wanted(record) for record in written]
+    wiped = [value for _, _, value, _, _ in container.take(FIELDS, 131)]
     assert wiped == [None if (key := wanted(one)[2]) is None else bytes(len(key)) for one in written]
     shown: list[Any] = list(fastavro.reader(io.BytesIO(container.encode(json.dumps(SCHEMA).encode()))))
     assert [one["data_file"]["path"] for one in shown] == [one["data_file"]["path"] for one in written]
@@ -138,13 +134,13 @@ def test_cuts_and_flips_are_refused_or_change_values_only() -> None:
     header = len(write_container(SCHEMA, {}, [], "null"))  # without blocks: an empty file
     for cut in {*range(len(data))} - {header}:
         with pytest.raises(FormatError):
-            list(read_container(data[:cut]).take(picker))
+            list(read_container(data[:cut]).take(FIELDS, 131))
     for at in range(blocks, len(data)):
         for bit in range(8):
             changed = bytearray(data)
             changed[at] ^= 1 << bit
             try:
-                list(read_container(bytes(changed)).take(picker))
+                list(read_container(bytes(changed)).take(FIELDS, 131))
             except FormatError:
                 pass
 
@@ -169,7 +165,7 @@ def test_malformed_schemas(schema: bytes) -> None:
     size.append(value)
     rest = data[data.index(b"\x14avro.codec") :]
     with pytest.raises(FormatError):
-        list(read_container(head + bytes(size) + schema + rest).take(picker))
+        list(read_container(head + bytes(size) + schema + rest).take(FIELDS, 131))
 
 
 def test_a_block_that_decompresses_to_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,19 @@ from iceberg_java import Judge
 from iceberg_tables import KEY_ID, MASTER
 
 from ags_fast.errors import IntegrityError
-from ags_fast.iceberg import check_pin, clear_cache, delete, expire, load_catalog, pin, rekey, rotate, seal, verify
+from ags_fast.iceberg import (
+    check_pin,
+    clear_cache,
+    delete,
+    expire,
+    load_catalog,
+    maintain,
+    pin,
+    rekey,
+    rotate,
+    seal,
+    verify,
+)
 from ags_fast.jobs import LocalEngine
 
 if TYPE_CHECKING:
@@ -115,12 +127,18 @@ class Walk:
         return True
 
     def python_rotates(self) -> bool:
-        rotate(self.table, what=self.random.choice(["kek", "mek"])).raise_for_failures()
+        what, forced = self.random.choice(["kek", "mek"]), self.random.random() < 0.3
+        rotate(self.table, what=what, force_expire=forced).raise_for_failures()
         clear_cache()
         return True
 
     def python_rekeys(self) -> bool:
-        rekey(self.table, what=self.random.choice(["manifests", "data"]), engine=HERE).raise_for_failures()
+        what, forced = self.random.choice(["manifests", "data"]), self.random.random() < 0.3
+        rekey(self.table, what=what, engine=HERE, force_expire=forced).raise_for_failures()
+        return True
+
+    def python_maintains(self) -> bool:
+        maintain(self.table, verify=0.5).raise_for_failures()
         return True
 
     def python_expires(self) -> bool:

@@ -24,8 +24,8 @@ from sqlalchemy.orm import Session
 
 from ags_fast.iceberg import delete, encrypt, expire, load_catalog, rekey, rotate, verify
 from ags_fast.iceberg.commit import edit, raw_metadata
-from ags_fast.iceberg.outcome import Attempt, was_made
 from ags_fast.keys import clear_cache
+from ags_fast.metadata.outcome import Attempt, was_made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

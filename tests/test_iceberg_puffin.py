@@ -93,7 +93,6 @@ def test_round_trip(positions: Sequence[int]) -> None:
     vector = DeletionVector.of(positions)
     assert len(vector) == len(positions)
     assert vector.positions().tolist() == list(positions)
-    assert vector.last == positions[-1]
     other = DeletionVector.of([2])
     data, blobs = write_vectors({PATH: vector, "b": other})
     footer = read_puffin(data)
@@ -190,8 +189,6 @@ def test_positions_of_other_types() -> None:
     for other in ([1.5], ["1"], [[1]], pa.array([1, None])):
         with pytest.raises(TypeError):
             DeletionVector.of(other)
-    with pytest.raises(ValueError, match="no last"):
-        DeletionVector.of([]).last  # noqa: B018
 
 
 def test_nothing_to_write() -> None:

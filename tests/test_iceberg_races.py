@@ -18,8 +18,8 @@ from pyiceberg.exceptions import CommitFailedException, ValidationException
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.iceberg import delete, files, rotate
 from ags_fast.iceberg.commit import edit, raw_metadata
-from ags_fast.iceberg.rotation import unused_keys
 from ags_fast.keys import clear_cache
+from ags_fast.metadata.unused import unused_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

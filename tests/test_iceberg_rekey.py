@@ -15,11 +15,11 @@ import pyiceberg
 from iceberg_tables import MIXED, ids, new_table, rows, sql_catalog
 
 from ags_fast import IntegrityError, PolicyError
-from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, open_table, rekey
+from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, open_table, rekey, verify
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.iceberg.puffin import read_puffin
 from ags_fast.iceberg.work import tasks
-from ags_fast.iceberg.work.heads import read_head
+from ags_fast.iceberg.work.heads import commit, read_head
 from ags_fast.iceberg.work.tasks import FileTask, TableContext
 from ags_fast.iceberg.writing import new_key
 from ags_fast.jobs import LocalEngine
@@ -69,7 +69,7 @@ def test_nothing_that_workers_get_has_a_key(kms: dict[str, str]) -> None:
     )
     key = new_key(16)
     wrapped = context.wrap(key, tasks.OLD_KEY, "a")
-    task = FileTask("a", "PARQUET", 7, wrapped)
+    task = FileTask("a", "PARQUET", 7, wrapped, "b", context.wrap(key, tasks.NEW_KEY, "b"))
     sent = pickle.dumps((context, task))
     assert key.encryption_key not in sent
     assert "hidden" not in repr(context)
@@ -106,6 +106,83 @@ def test_manifests(catalog: Any, kms: dict[str, str]) -> None:
     table.append(rows(30, 40))
     delete(table, "id < 10")
     assert ids(table) == [i for i in range(10, 40) if i != 14]
+
+
+def manifests(table: Any) -> list[str]:
+    """The paths of the current snapshot's manifests."""
+    paths: list[str] = table.inspect.manifests()["path"].to_pylist()
+    return paths
+
+
+def test_manifests_in_other_processes(catalog: Any) -> None:
+    table = filled(catalog)
+    entries, old = lineage(table), manifests(table)
+    result = rekey(table, engine=LocalEngine(2))
+    result.raise_for_failures()
+    assert sorted(row.src for row in result.rows) == sorted(old)
+    assert sorted(row.dst or "" for row in result.rows) == sorted(manifests(table))
+    assert lineage(table) == entries
+    assert verify(table).failed == []
+
+
+def test_manifests_that_another_commit_adds(catalog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have moved by then stay as they are, and only the new one moves."""
+    table = filled(catalog)
+    late: list[int] = []
+    commit = catalog.commit_table
+
+    def racing(*args: Any) -> Any:
+        if not late:
+            late.append(1)
+            catalog.load_table("ns.t").append(rows(30, 40))
+        return commit(*args)
+
+    monkeypatch.setattr(catalog, "commit_table", racing)
+    result = rekey(table)
+    result.raise_for_failures()
+    assert len(result.rows) == len({row.src for row in result.rows}) == 5
+    assert sorted(row.dst or "" for row in result.rows) == sorted(manifests(table))
+    assert ids(table) == [i for i in range(40) if i not in (3, 14)]
+    assert verify(table, orphans=True).counts["failed"] == 0
+    assert not [row for row in verify(table, orphans=True).rows if row.error_class == "Orphan" and "-m0" in row.src]
+
+
+def test_a_damaged_manifest(tmp_path: Path, catalog: Any) -> None:
+    """Nothing is committed, and the next run goes on by the plan, to the same places."""
+    table = filled(catalog)
+    path, location = manifests(table)[1], table.metadata_location
+    file = tmp_path.joinpath(path.removeprefix(f"file://{tmp_path}/"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    first = rekey(table)
+    assert [(row.src, row.error_class) for row in first.failed] == [(path, "IntegrityError")]
+    assert table.refresh().metadata_location == location
+    assert len(list(tmp_path.rglob("*-rekey-manifests-*.plan"))) == 1
+    file.write_bytes(whole)
+    second = rekey(table)
+    second.raise_for_failures()
+    assert {row.src: row.dst for row in second.rows} == {row.src: row.dst for row in first.rows}
+    assert not list(tmp_path.rglob("*.plan"))
+    assert verify(table, snapshots="current").failed == []
+    third = rekey(table)
+    assert not {row.dst for row in third.rows} & {row.dst for row in second.rows}
+
+
+def test_a_list_that_tells_other_numbers(catalog: Any) -> None:
+    """The new list says what the old one did, so that must be true."""
+    table = filled(catalog)
+
+    def lying(raw: dict[str, Any], head: Any, writer: Any) -> dict[str, Any]:
+        records = [{**one.record, "existing_rows_count": one.record["existing_rows_count"] + 1} for one in head.named]
+        made: dict[str, Any] = writer.commit(writer.begin({}), head.listed, records)
+        return made
+
+    commit(table, lying)
+    location = table.metadata_location
+    assert {row.error_class for row in rekey(table).failed} == {"FormatError"}
+    assert table.refresh().metadata_location == location
+    rekey(table, what="data", engine=HERE).raise_for_failures()
+    assert verify(table, snapshots="current").failed == []
 
 
 @pytest.mark.parametrize("engine", [HERE, LocalEngine(2)], ids=["here", "local"])

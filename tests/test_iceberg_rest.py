@@ -57,6 +57,7 @@ from ags_fast.iceberg import (
     expire,
     files,
     load_catalog,
+    maintain,
     open_table,
     pin,
     rekey,
@@ -593,6 +594,22 @@ def test_new_keys_for_manifests_and_data(connect: Callable[..., Any], table: Any
     other = connect().load_table(table.name())
     assert ids(other) == [i for i in range(40) if i != 7]
     assert statuses(verify(other, orphans=True)) == {"ok"}
+
+
+def test_upkeep_and_forced_expiry(connect: Callable[..., Any], table: Any) -> None:
+    table.append(rows(0, 30))
+    table.append(rows(30, 40))
+    assert maintain(table, verify=1).counts["failed"] == 0
+    for call in (rotate, rekey):
+        result = call(table, force_expire=True)
+        assert not result.failed
+        assert result.expired is not None
+        assert not result.expired.failed
+        assert "older metadata files stay" in result.expired.warnings[0]  # they are the server's
+    other = connect().load_table(table.name())
+    assert len(raw_of(other)["snapshots"]) == 1
+    assert ids(other) == list(range(40))
+    assert {row.status for row in maintain(other, verify=1).rows} == {"ok"}
 
 
 @pytest.mark.parametrize("version", [1, 2])

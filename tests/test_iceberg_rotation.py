@@ -22,7 +22,7 @@ from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyE
 from ags_fast.iceberg import FileIO, open_table
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog
 from ags_fast.iceberg.commit import raw_metadata
-from ags_fast.iceberg.rotation import named_keys, rewrapped_keks, rotate, rotated_keks, unused_keys, with_keys
+from ags_fast.iceberg.rotation import rewrapped_keks, rotate, rotated_keks, with_keys
 from ags_fast.keys import (
     StandardKeyMetadata,
     add_manifest_list_key,
@@ -33,6 +33,7 @@ from ags_fast.keys import (
     write_encryption_keys,
 )
 from ags_fast.keys.kms import local
+from ags_fast.metadata.unused import named_keys, unused_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable

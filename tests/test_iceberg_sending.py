@@ -220,9 +220,9 @@ def test_each_manifest_is_read_once(catalog: Any, elsewhere: Any, monkeypatch: p
     sent, (io, metadata) = pickle.dumps((table.io, table.metadata)), elsewhere((table.io, table.metadata))
     read_node, opened_nodes = walk.read_node, []
 
-    def counted(state: Any, node: Any, *args: Any, **named: Any) -> Any:
+    def counted(node: Any, *args: Any, **named: Any) -> Any:
         opened_nodes.append((node.kind, node.path))
-        return read_node(state, node, *args, **named)
+        return read_node(node, *args, **named)
 
     monkeypatch.setattr(walk, "read_node", counted)
     projected = table.scan().projection()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -81,8 +81,32 @@ def test_a_damaged_file_is_a_row(tmp_path: Path, kms: dict[str, str], engine: Sp
     assert table.metadata_location == location
 
 
-def test_manifests_need_no_engine(tmp_path: Path, kms: dict[str, str], engine: SparkEngine) -> None:
+def tasks_of(spark: Any) -> int:
+    """How many tasks of Spark have ended well."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 (PySpark knows jobs by group only)
+    return sum(jobs.apply(i).numCompletedTasks() for i in range(jobs.size()))
+
+
+def test_each_manifest_is_a_task(
+    request: pytest.FixtureRequest, tmp_path: Path, kms: dict[str, str], engine: SparkEngine
+) -> None:
     table = new_table(sql_catalog(tmp_path, kms))
-    table.append(rows(0, 10))
-    assert rekey(table, engine=engine).counts["ok"] == 1
-    assert ids(table) == list(range(10))
+    for first in (0, 10, 20, 30):
+        table.append(rows(first, first + 10))
+    before, entries, manifests = keys(table), lineage(table), table.inspect.manifests()["path"].to_pylist()
+    classic = request.node.callspec.params["engine"] == "classic"  # a client of Spark Connect sees no tasks
+    spark = request.getfixturevalue("local_spark").session() if classic else None
+    ended = tasks_of(spark) if classic else 0
+    result = rekey(table, engine=engine)
+    result.raise_for_failures()
+    assert {row.src for row in result.rows} == set(manifests)
+    assert {row.format for row in result.rows} == {"manifest"}
+    if classic:
+        assert tasks_of(spark) > ended
+    # The driver opens the table's KEK and that of the job, and each of Spark's two workers that of the job.
+    assert result.kms_calls["local", "unwrap"] >= 2
+    data = {path for path in before if path.endswith(".parquet")}
+    assert {path for path in before if path in keys(table)} == data
+    assert lineage(table) == entries
+    assert ids(table) == list(range(40))
+    assert verify(table, snapshots="current").failed == []

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.seals import check_pin, pin, seal
     from ags_fast.iceberg.session import clear_cache
     from ags_fast.iceberg.tables import TableFile, files, load_catalog, open_table
+    from ags_fast.iceberg.upkeep import maintain
     from ags_fast.iceberg.verification import verify
 
 __all__ = ["Deleted", "DynamoDbCatalog", "FileIO", "GlueCatalog", "HiveCatalog", "RestCatalog", "SqlCatalog"]
 __all__ += ["TableFile", "check_pin", "clear_cache", "delete", "encrypt", "expire", "files", "inspecting"]
-__all__ += ["load_catalog", "open_table", "pin", "rekey", "rotate", "seal", "verify"]
+__all__ += ["load_catalog", "maintain", "open_table", "pin", "rekey", "rotate", "seal", "verify"]
 
 _HOMES = {
     "catalogs.dynamodb": ("DynamoDbCatalog",),
@@ -45,6 +46,7 @@ _HOMES = {
     "seals": ("check_pin", "pin", "seal"),
     "session": ("clear_cache",),
     "tables": ("TableFile", "files", "load_catalog", "open_table"),
+    "upkeep": ("maintain",),
     "verification": ("verify",),
 }
 

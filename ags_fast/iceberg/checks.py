@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.reading import Node
     from ags_fast.keys.metadata import StandardKeyMetadata
 
-__all__ = ["Item", "check_file", "check_node", "items_of"]
+__all__ = ["Item", "check_counts", "check_file", "check_node", "items_of"]
 
 PLAIN = {
     LIST: "the snapshot has no key-id: its manifest list is in plaintext",
@@ -64,12 +64,13 @@ def check_node(node: Node) -> None:
         more = node.nbytes - node.length
         raise IntegrityError(f"all tags pass, but {more} bytes follow its trusted length of {node.length}")
     if node.kind == MANIFEST:
-        _check_counts(node)
+        check_counts(node)
     if node.known.key_metadata is None:
         raise PolicyError(PLAIN[node.kind])
 
 
-def _check_counts(node: Node) -> None:
+def check_counts(node: Node) -> None:
+    """Check that a manifest has as many files and rows as its list says. FormatError."""
     real: Counter[tuple[str, int]] = Counter()
     for one in node.named:
         real["files", one.status] += 1

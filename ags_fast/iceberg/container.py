@@ -33,7 +33,6 @@ __all__ = ["Container", "Layout", "Picker"]
 __all__ += ["codec_of", "field_of", "read_container", "record_fields", "write_container"]
 
 BLOCK_NBYTES = 1 << 20  # of plain records in a block, about
-HEADS = 8  # that are kept
 TEXTS = (100, 101, 131, 143, 500, 519)  # ids of fields of text or bytes; all others that are picked are numbers
 MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError, SchemaParseException)
 
@@ -77,55 +76,16 @@ class Layout:
             record_fields(self.schema)
         except MALFORMED:
             raise FormatError("the Avro file has a malformed schema") from None
-        self._derived: dict[Callable[[Schema], Any], Any] = {}
+        self._derived: dict[Any, Any] = {}
 
-    def derived(self, derive: Callable[[Schema], Any]) -> Any:
-        """Return ``derive(schema)``, computed once for each function. The result is shared: do not change it."""
-        if derive not in self._derived:
-            self._derived[derive] = derive(copy.deepcopy(self.schema))
-        return self._derived[derive]
+    def derived(self, derive: Callable[..., Any], *given: Any) -> Any:
+        """Return ``derive(schema, *given)``, computed once. The result is shared: do not change it."""
+        if (derive, given) not in self._derived:
+            self._derived[derive, given] = derive(copy.deepcopy(self.schema), *given)
+        return self._derived[derive, given]
 
 
 layout_of = functools.lru_cache(maxsize=256)(Layout)
-
-
-class _Head:
-    """What stands before the sync marker of a container. Manifests of one table and partition spec have the same.
-
-    `meta` has its entries without ``avro.schema`` and ``avro.codec``.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        if data[: len(MAGIC)] != MAGIC:
-            raise FormatError("the file is not an Avro file: its first 4 bytes are another format's")
-        try:
-            self.meta, end = parse_header(data, len(data))
-        except IndexError:
-            raise FormatError("the plaintext is not an intact Avro file: its header is cut") from None
-        self.nbytes = end - SYNC_NBYTES
-        self.codec = self.meta.pop("avro.codec", b"").decode("utf-8", "replace") or "null"
-        self.layout = layout_of(self.meta.pop("avro.schema", b""))
-        self._shown: dict[bytes, bytes] = {}
-
-    def shown(self, schema: bytes) -> bytes:
-        """Return the head of a container without a codec that has another schema."""
-        if schema not in self._shown:
-            self._shown[schema] = encode_header(schema, b"", more=self.meta)
-        return self._shown[schema]
-
-
-_heads: dict[bytes, _Head] = {}  # those that came last, by their bytes
-
-
-def _head_of(data: bytes) -> _Head:
-    for encoded, head in list(_heads.items()):
-        if data.startswith(encoded):
-            return head
-    head = _Head(data)
-    if len(_heads) >= HEADS:
-        _heads.pop(next(iter(_heads)), None)
-    _heads[data[: head.nbytes]] = head
-    return head
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,23 +93,18 @@ class Container:
     """A container whose blocks are decompressed.
 
     Attributes:
+        layout: The schema of a record, and what is derived from it.
+        meta: The entries of the header, without ``avro.schema`` and ``avro.codec``.
+        codec: As it was compressed by, by Avro's name.
         sync: The sync marker, 16 bytes.
         blocks: Of each block the number of its records, and these.
     """
 
-    head: _Head
+    layout: Layout
+    meta: dict[str, bytes]
+    codec: str
     sync: bytes
     blocks: list[tuple[int, bytearray]]
-
-    @property
-    def layout(self) -> Layout:
-        """The schema of a record, and what is derived from it."""
-        return self.head.layout
-
-    @property
-    def meta(self) -> dict[str, bytes]:
-        """The entries of the header, without ``avro.schema`` and ``avro.codec``. It is shared: do not change it."""
-        return self.head.meta
 
     @property
     def schema(self) -> Schema:
@@ -170,12 +125,12 @@ class Container:
                 raise FormatError("a block of an Avro file has bytes after its last record")
             yield from found
 
-    def take(self, picker: Callable[[Schema], Picker]) -> Iterator[list[Any]]:
+    def take(self, fields: tuple[int, ...], wipes: int) -> Iterator[list[Any]]:
         """Yield the values of some fields of each record, None where there is none, without decoding the rest.
 
-        Values that the picker wipes are zeros in the container afterwards.
+        Values of the field that it wipes are zeros in the container afterwards. The arguments are those of `Picker`.
         """
-        chosen: Picker = self.layout.derived(picker)
+        chosen: Picker = self.layout.derived(Picker, fields, wipes)
         slots, wiped, step = chosen.slots, chosen.wiped, 2 * len(chosen.slots)
         for count, block in self.blocks:
             numbers = memoryview(avro_pick(chosen.program, block, count, len(slots))).cast("q").tolist()
@@ -195,8 +150,7 @@ class Container:
 
     def encode(self, schema: bytes) -> bytes:
         """Return the container without a codec, whose header has another schema."""
-        out = bytearray(self.head.shown(schema))
-        out += self.sync
+        out = bytearray(encode_header(schema, self.sync, more=self.meta))
         for count, block in self.blocks:
             _put_block(out, count, block, self.sync)
         return bytes(out)
@@ -205,18 +159,24 @@ class Container:
 def read_container(data: bytes | memoryview) -> Container:
     """Read a container, decompressed. FormatError if any part of the container is malformed or cut."""
     data = bytes(data)
-    head = _head_of(data)
-    begin = head.nbytes + SYNC_NBYTES
-    sync, view = data[head.nbytes : begin], memoryview(data)[begin:]
+    if data[: len(MAGIC)] != MAGIC:
+        raise FormatError("the file is not an Avro file: its first 4 bytes are another format's")
+    try:
+        meta, begin = parse_header(data, len(data))
+    except IndexError:
+        raise FormatError("the plaintext is not an intact Avro file: its header is cut") from None
+    codec = meta.pop("avro.codec", b"").decode("utf-8", "replace") or "null"
+    layout = layout_of(meta.pop("avro.schema", b""))
+    sync, view = data[begin - SYNC_NBYTES : begin], memoryview(data)[begin:]
     found, used, _ = walk(view, sync, len(view))
-    if used < len(view) or len(sync) < SYNC_NBYTES:
+    if used < len(view):
         raise FormatError("the Avro file is cut short")
     blocks = []
     for count, first, stop in found:
         body = view[first:stop]
-        plain = body if head.codec == "null" else decompress(head.codec, body, MAX_BLOCK_NBYTES)
+        plain = body if codec == "null" else decompress(codec, body, MAX_BLOCK_NBYTES)
         blocks.append((count, bytearray(plain)))
-    return Container(head, sync, blocks)
+    return Container(layout, meta, codec, sync, blocks)
 
 
 def write_container(

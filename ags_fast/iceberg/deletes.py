@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.expressions.parser import parse
@@ -37,7 +36,7 @@ from ags_fast.iceberg.reading import MANIFEST
 from ags_fast.iceberg.snapshots import check_texts, snapshot_of, told
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.heads import Writer, commit
-from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, vectors_of
+from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, read_deletes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -258,8 +257,7 @@ class _Delete:
                 file.seek(one.content_offset)
                 blob = file.read(one.content_size)
                 return {one.referenced_data_file: decode_vector(blob, cardinality=one.record_count)}
-            rows = pq.read_table(file, columns=["file_path", "pos"])
-        return vectors_of(rows)
+            return read_deletes(file, one)
 
     def _new_vectors(self, files: list[Known], before: _Rows) -> tuple[_Rows, set[str]]:
         """Return the new vector of each data file that gets one, and the files of which no row stays."""

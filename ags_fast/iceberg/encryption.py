@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import fastavro
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from ags_fast.errors import FormatError, PolicyError
+from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
 from ags_fast.iceberg.manifests import DATA, Known
 from ags_fast.iceberg.puffin import DeletionVector
 from ags_fast.iceberg.rekeying import rewritten
-from ags_fast.iceberg.work.moving import Mover, move_files, plan_files
+from ags_fast.iceberg.work.moving import Mover, move_files
 from ags_fast.iceberg.work.upgrading import upgraded_head, upgraded_metadata
-from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, vectors_of
+from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, read_deletes
 from ags_fast.jobs.results import JobResult, counted
 from ags_fast.keys.kek import KEY_NBYTES
 from ags_fast.keys.kms import check_key_id
@@ -94,9 +89,7 @@ def encrypt(
             return mover.result(_warnings(raw))
         upgraded_metadata(raw, wrapping_key_id, data_key_length)
         work = _Encryption(mover, wrapping_key_id, data_key_length)
-        if dry_run:
-            return plan_files(mover, work.chosen)
-        made = move_files(mover, work.chosen, work.change)
+        made = move_files(mover, work.chosen, work.change, dry_run=dry_run)
     finally:
         io.table.upgrading = False
     return mover.result(_warnings(made) if made is not None else ())
@@ -156,7 +149,7 @@ class _Encryption:
                 puffin.note(one, entries)
             self._mover.changed(one, entries)
 
-        return rewritten(made, head, writer, summary, changed, puffin.write_manifests)[0]
+        return rewritten(made, head, writer, summary, changed, puffin.write_manifests)
 
     def _vectors(self, files: list[Known]) -> dict[str, DeletionVector]:
         """Return the deletion vector of each data file in which files of position deletes delete rows."""
@@ -167,27 +160,13 @@ class _Encryption:
             if not _is_replaced(one):
                 continue
             if one.path not in self._deletes:
-                self._deletes[one.path] = self._read(one)
+                opened: Any = self._mover.io.inner(one.path).new_input(one.path).open()
+                with opened as file:
+                    self._deletes[one.path] = read_deletes(file, one)
             for path, vector in self._deletes[one.path].items():
                 if path in data and path not in has_vector and data[path] <= (one.sequence_number or 0):
                     found[path] = found[path] | vector if path in found else vector
         return found
-
-    def _read(self, one: Known) -> dict[str, DeletionVector]:
-        """Read a file of position deletes: positions by data file."""
-        opened: Any = self._mover.io.inner(one.path).new_input(one.path).open()
-        with opened as file:
-            try:
-                if one.format == "AVRO":
-                    positions: dict[str, list[int]] = defaultdict(list)
-                    read: Any = fastavro.reader(file)
-                    for row in read:
-                        positions[row["file_path"]].append(row["pos"])
-                    return {path: DeletionVector.of(found) for path, found in positions.items()}
-                rows = pq.read_table(file, columns=["file_path", "pos"])
-            except (pa.ArrowException, ValueError, KeyError, TypeError):
-                raise FormatError(f"{one.path} is not a file of position deletes") from None
-        return vectors_of(rows)
 
 
 def _is_replaced(one: Known) -> bool:

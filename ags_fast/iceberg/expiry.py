@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -24,12 +23,14 @@ from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
 from ags_fast.iceberg.garbage import STATISTICS, THREADS, Garbage, unreachable
 from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.reading import MANIFEST, Node, error_of
-from ags_fast.iceberg.rotation import unused_keys, with_keys
 from ags_fast.iceberg.walk import Tree
-from ags_fast.iceberg.work.removing import Gone, RemovalContext, remove
+from ags_fast.iceberg.work.removing import Gone, RemovalContext
 from ags_fast.jobs.engines.base import Engine, checked
+from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.results import JobResult, Row, counted, describe
-from ags_fast.keys.iceberg import read_encryption_keys
+from ags_fast.keys.iceberg import read_encryption_keys, write_encryption_keys
+from ags_fast.metadata.retention import retained
+from ags_fast.metadata.unused import unused_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,13 +41,10 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.keys.iceberg import EncryptedKey
 
-__all__ = ["Expired", "expire", "expired", "retained"]
+__all__ = ["ALL_STAY", "GC", "NEWEST_STAY", "Expired", "check_gc", "expire", "expire_by", "expired", "forced"]
 
-MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
-MAX_SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"
-MAX_REF_AGE = "history.expire.max-ref-age-ms"
 GC = "gc.enabled"
-FOREVER = 1 << 63
+ALL_STAY, NEWEST_STAY = "all-stay", "newest-stay"
 
 PLAINTEXT = (
     "the snapshot is in plaintext, so nothing proves which files are the table's. Load the catalog with "
@@ -87,109 +85,40 @@ class Expired:
             yield Row(key.key_id, None, status, format=kind, key_id=key.encrypted_by_id)
 
 
-def retained(
-    raw: Mapping[str, Any], *, keep: int = 1, older_than_ms: int | None = None, now_ms: int | None = None
-) -> tuple[set[int], set[str]]:
-    """Return the ids of the snapshots that stay, and the names of the branches and tags that stay.
-
-    The rules are those of Iceberg Java. Of each branch, its newest snapshots stay, and those that are young enough; a
-    branch's own ``min-snapshots-to-keep`` and ``max-snapshot-age-ms`` win over `keep` and `older_than_ms`. Tags stay,
-    with their snapshots, and so do branches, unless they are older than their ``max-ref-age-ms``. ``main`` always
-    stays. A snapshot outside of all branches stays while it is young.
-
-    At least `keep` snapshots of each branch stay; the property ``history.expire.min-snapshots-to-keep`` may ask for
-    more. From the age `older_than_ms` on snapshots go. None: from ``history.expire.max-snapshot-age-ms`` on; without
-    that property at any age, but a snapshot that is staged for publication (``wap.id``) stays. `now_ms` counts from
-    the epoch.
-    """
-    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    properties = raw.get("properties") or {}
-    age = older_than_ms if older_than_ms is not None else _number(properties, MAX_SNAPSHOT_AGE)
-    cutoff = FOREVER if age is None else now - age
-    least = max(keep, _number(properties, MIN_SNAPSHOTS) or 1)
-    named = {one["snapshot-id"]: one for one in raw.get("snapshots") or ()}
-    refs = _refs(raw, named, now, _number(properties, MAX_REF_AGE))
-    ids, reached = set(), set()
-    for ref in refs.values():
-        ids.add(ref["snapshot-id"])
-        if ref.get("type") == "tag":
-            reached.add(ref["snapshot-id"])
-            continue
-        own_age, own_least = ref.get("max-snapshot-age-ms"), ref.get("min-snapshots-to-keep")
-        line = list(_ancestors(named, ref["snapshot-id"]))
-        reached.update(line)
-        ids.update(_newest(named, line, own_least or least, cutoff if own_age is None else now - own_age))
-    published = {(one.get("summary") or {}).get("published-wap-id") for one in named.values()}
-    for snapshot_id, one in named.items():
-        staged = (one.get("summary") or {}).get("wap.id")
-        young = one["timestamp-ms"] >= cutoff or (age is None and staged is not None and staged not in published)
-        if snapshot_id not in reached and young:
-            ids.add(snapshot_id)
-    return ids & named.keys(), set(refs)
-
-
-def _newest(named: Mapping[int, Snapshot], line: list[int], least: int, cutoff: int) -> Iterator[int]:
-    """Yield the snapshots of a branch that stay, up to the first that goes."""
-    for place, snapshot_id in enumerate(line):
-        if place >= least and named[snapshot_id]["timestamp-ms"] < cutoff:
-            return
-        yield snapshot_id
-
-
-def _refs(
-    raw: Mapping[str, Any], named: Mapping[int, Snapshot], now: int, oldest: int | None
-) -> dict[str, dict[str, Any]]:
-    """Return the branches and tags that stay."""
-    refs = dict(raw.get("refs") or {})
-    current = raw.get("current-snapshot-id")
-    if "main" not in refs and current in named:
-        refs["main"] = {"snapshot-id": current, "type": "branch"}
-    found = {}
-    for name, ref in refs.items():
-        snapshot, most = named.get(ref["snapshot-id"]), ref.get("max-ref-age-ms", oldest)
-        if name == "main" or (snapshot is not None and (most is None or now - snapshot["timestamp-ms"] <= most)):
-            found[name] = ref
-    return found
-
-
-def _ancestors(named: Mapping[int, Snapshot], snapshot_id: int | None) -> Iterator[int]:
-    """Yield a snapshot and those before it, as far as they are there."""
-    seen: set[int] = set()
-    while snapshot_id is not None and snapshot_id in named and snapshot_id not in seen:
-        seen.add(snapshot_id)
-        yield snapshot_id
-        snapshot_id = named[snapshot_id].get("parent-snapshot-id")
-
-
-def _number(properties: Mapping[str, str], name: str) -> int | None:
-    text = properties.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise PolicyError(
-            f"the table's property {name} is {text!r}, and not a whole number: set it right, or remove it"
-        )
-    return int(text)
+def check_gc(raw: Mapping[str, Any]) -> None:
+    """Refuse to expire a table whose files another table may need. PolicyError."""
+    if str((raw.get("properties") or {}).get(GC)).lower() == "false":
+        raise PolicyError(f"the table has {GC}=false: another table may need its files, so nothing is deleted")
 
 
 def expired(
-    raw: Raw, *, keep: int = 1, older_than_ms: int | None = None, now_ms: int | None = None, plaintext: bool = True
+    raw: Raw,
+    *,
+    keep: int = 1,
+    older_than_ms: int | None = None,
+    now_ms: int | None = None,
+    plaintext: bool = True,
+    force: str | None = None,
 ) -> Expired:
     """Return the metadata without expired snapshots, and without whatever only they needed.
 
     With the snapshots go their statistics, the history before them, keys that no snapshot names, KEKs that wrap
     nothing and are not the newest, and the names of older metadata files, which hold keys as they were wrapped before.
     These go from the age `older_than_ms` on; None: at any age. The arguments are those of `retained`, and `plaintext`:
-    whether snapshots in plaintext go.
+    whether snapshots in plaintext go. `force` takes the place of the rules of `retained`: `ALL_STAY` keeps every
+    snapshot, and `NEWEST_STAY` those that branches and tags name.
 
     Raises:
         PolicyError: The table's ``gc.enabled`` is false, or a property is malformed.
     """
-    properties = raw.get("properties") or {}
-    if properties.get(GC, "true").lower() == "false":
-        raise PolicyError(f"the table has {GC}=false: another table may need its files, so nothing is deleted")
+    check_gc(raw)
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    ids, refs = retained(raw, keep=keep, older_than_ms=older_than_ms, now_ms=now)
+    if force is None:
+        ids, refs = retained(raw, keep=keep, older_than_ms=older_than_ms, now_ms=now)
+    else:
+        refs = set(raw.get("refs") or ())
+        stay = raw.get("snapshots") or () if force == ALL_STAY else (raw.get("refs") or {}).values()
+        ids = {one["snapshot-id"] for one in (*stay, {"snapshot-id": raw.get("current-snapshot-id")})}
     made = dict(raw)
     goes = [one for one in raw.get("snapshots") or () if one["snapshot-id"] not in ids]
     snapshots = [one for one in goes if plaintext or one.get("key-id")]
@@ -214,7 +143,7 @@ def expired(
     if keys:
         unused = {key.key_id for key in keys}
         left = [key for key in read_encryption_keys(raw["encryption-keys"]) if key.key_id not in unused]
-        made = with_keys(made, left)
+        made["encryption-keys"] = write_encryption_keys(left)
     older = _superseded(raw, None if older_than_ms is None else now - older_than_ms)
     if older:
         made["metadata-log"] = [one for one in raw["metadata-log"] if one["metadata-file"] not in older]
@@ -308,9 +237,25 @@ def expire(
     if older_than is not None and older_than < timedelta(0):
         raise ValueError("older_than must not be negative")
     checked(engine)
+    older_than_ms = None if older_than is None else older_than // timedelta(milliseconds=1)
+    return expire_by(table, engine, dry_run=dry_run, keep=keep, older_than_ms=older_than_ms)
+
+
+def forced(table: Table, force: str, engine: Engine | None = None) -> JobResult:
+    """Expire what was written under keys that a commit has just replaced, and the metadata files that hold them.
+
+    The last of these files is that of the commit. This client has made it, so no other catalog has a name for it.
+    """
+    result = expire_by(table, engine, force=force)
+    result.rows += expire_by(table, engine, force=ALL_STAY).rows
+    return result
+
+
+def expire_by(table: Table, engine: Engine | None, *, dry_run: bool = False, **rules: Any) -> JobResult:
+    """Expire as `expire` does, by the rules of `expired`."""
     io = table_io(table)
     io.session.check_writes()
-    work = _Work(table, io, keep, None if older_than is None else older_than // timedelta(milliseconds=1))
+    work = _Work(table, io, rules)
     job_id = new_job_id()
     if dry_run:
         table.refresh()
@@ -335,21 +280,18 @@ def _removed(io: FileIO, files: list[Gone], job_id: str, engine: Engine | None) 
     """Delete files, and return their rows."""
     for one in files:
         io.table.forget(one.path)
-    if engine is None:
-        with ThreadPoolExecutor(THREADS) as pool:
-            return list(pool.map(lambda one: remove(io.inner(one.path), one), files))
     rows: list[Row] = []
     if files:
-        context = RemovalContext("expire", job_id, settings=io.settings)
-        engine.run(context, files, open_cost(one.path for one in files), rows.extend)
+        context = RemovalContext("expire", job_id, settings=io.settings, files_at_once=THREADS)
+        (engine or LocalEngine(0)).run(context, files, open_cost(one.path for one in files), rows.extend)
     return rows
 
 
 class _Work:
     """An expiry: what it decides, also again when another commit came first."""
 
-    def __init__(self, table: Table, io: FileIO, keep: int, older_than_ms: int | None) -> None:
-        self._table, self._io, self._keep, self._older_than_ms = table, io, keep, older_than_ms
+    def __init__(self, table: Table, io: FileIO, rules: dict[str, Any]) -> None:
+        self._table, self._io, self._rules = table, io, rules
         self._nodes: dict[tuple[Any, ...], Node] = {}
         self._failed: list[Row] = []
         self._gone: list[Gone] = []
@@ -358,8 +300,8 @@ class _Work:
         """Return the new metadata, after it has been seen which files go."""
         if not policy.is_encrypted(raw):
             raise PolicyError("the table is in plaintext: use PyIceberg's table.maintenance.expire_snapshots()")
-        options: Any = {"older_than_ms": self._older_than_ms, "plaintext": self._io.session.plaintext.files == "allow"}
-        self.base, self.made = raw, expired(raw, keep=self._keep, **options)
+        plaintext = self._io.session.plaintext.files == "allow"
+        self.base, self.made = raw, expired(raw, plaintext=plaintext, **self._rules)
         self._failed, self._gone, self._began = [], [], self._table.metadata_location
         tree = Tree.of(self._io.session, self._io.inner, raw, plaintext=True)
         made = self.made

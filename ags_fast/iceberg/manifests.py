@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, PolicyError
-from ags_fast.iceberg.container import Container, Picker, field_of
+from ags_fast.iceberg.container import Container, field_of
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def manifests(container: Container, *, counts: bool = False) -> list[Known]:
     counts: also take what it says of the files and rows of each. The keys in the container are zeros afterwards.
     """
     known = []
-    taken = container.take(_counted if counts else _listed)
+    taken = container.take(COUNTED if counts else LISTED, LIST_KEY_METADATA)
     for path, length, key, content, added, existing, row_id, snapshot_id, number, spec_id, *more in taken:
         one = Known(_text(path), _number(length), _metadata(key), content or DATA)
         one.record_count = (added or 0) + (existing or 0)
@@ -133,7 +133,8 @@ def data_files(container: Container, manifest: Known) -> list[Known]:
     are zeros afterwards.
     """
     known, next_row_id = [], manifest.first_row_id
-    for path, length, key, content, kind, records, row_id, referenced, offset, size, *more in container.take(_entry):
+    taken = container.take(ENTRY, KEY_METADATA)
+    for path, length, key, content, kind, records, row_id, referenced, offset, size, *more in taken:
         one = Known(_text(path), _number(length), _metadata(key), content or DATA, _text(kind).upper())
         one.record_count, one.first_row_id = _number(records), row_id
         one.referenced_data_file = None if referenced is None else _text(referenced)
@@ -198,18 +199,6 @@ def add_fields(fields: list[dict[str, Any]], new: Iterable[tuple[str, int, str]]
     for name, field_id, kind in new:
         if field_id not in ids:
             fields.append({"name": name, "type": ["null", kind], "default": None, "field-id": field_id})
-
-
-def _listed(schema: dict[str, Any]) -> Picker:
-    return Picker(schema, LISTED, LIST_KEY_METADATA)
-
-
-def _counted(schema: dict[str, Any]) -> Picker:
-    return Picker(schema, COUNTED, LIST_KEY_METADATA)
-
-
-def _entry(schema: dict[str, Any]) -> Picker:
-    return Picker(schema, ENTRY, KEY_METADATA)
 
 
 def _metadata(value: bytes | None) -> StandardKeyMetadata | None:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import InputFile
 
-__all__ = ["GZIP_MAGIC", "MARK", "Raw", "dump", "facade", "merge", "new_snapshots", "parse", "read"]
-__all__ += ["set_ref", "with_log"]
+__all__ = ["GZIP_MAGIC", "MARK", "Raw", "dump", "facade", "merge", "parse", "read", "set_ref", "with_log"]
 
 MARK = "ags_fast.edit"  # a property of the facade only: the commit that carries it is an edit of the raw metadata
 GZIP_MAGIC = b"\x1f\x8b"
@@ -132,13 +131,6 @@ def _line(raw: Mapping[str, Any]) -> list[Raw]:
     return line[::-1]
 
 
-def new_snapshots(base: Mapping[str, Any] | None, shown: Mapping[str, Any]) -> list[Raw]:
-    """Return the snapshots of a changed facade that its base does not have, oldest first."""
-    old = {one["snapshot-id"] for one in (base or {}).get("snapshots") or ()}
-    new = [one for one in shown.get("snapshots") or () if one["snapshot-id"] not in old]
-    return sorted(new, key=lambda one: one.get("sequence-number") or 0)
-
-
 def merge(base: Mapping[str, Any] | None, shown: Mapping[str, Any], seal: Callable[[Raw, list[Raw]], None]) -> Raw:
     """Return the raw metadata of a commit: `base`, or None for a new table, with the facade that PyIceberg writes.
 
@@ -147,7 +139,8 @@ def merge(base: Mapping[str, Any] | None, shown: Mapping[str, Any], seal: Callab
     """
     if base is not None and base.get("table-uuid") != shown.get("table-uuid"):
         raise PolicyError("the commit is one of another table: the table-uuid of its metadata is another")
-    new = {one["snapshot-id"] for one in new_snapshots(base, shown)}
+    old, now = ({one["snapshot-id"] for one in (raw or {}).get("snapshots") or ()} for raw in (base, shown))
+    new = now - old
     raw: Raw = {**dict.fromkeys(base or ()), **shown}
     for name, value in (base or {}).items():
         if name not in FACADE_FIELDS:

@@ -124,13 +124,6 @@ class DeletionVector:
     def __repr__(self) -> str:
         return f"<DeletionVector of {len(self)} rows>"
 
-    @property
-    def last(self) -> int:
-        """The largest position. ValueError if the vector is empty."""
-        if not self._rows:
-            raise ValueError("an empty deletion vector has no last position")
-        return int(self._rows.max())
-
     def positions(self, begin: int = 0, end: int = MAX_POSITION + 1) -> NDArray[np.uint64]:
         """Return the positions from `begin` up to, without, `end`, in ascending order. They take 8 bytes each."""
         begin, end, rows = max(begin, 0), min(end, MAX_POSITION + 1), self._rows

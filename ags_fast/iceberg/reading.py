@@ -139,15 +139,13 @@ def check_length(known: Known) -> None:
         )
 
 
-def read_node(
-    session: Session, node: Node, inner: InnerIO, *, plaintext: bool = False, counts: bool = False
-) -> Container:
+def read_node(node: Node, inner: InnerIO, session: Session | None = None, *, counts: bool = False) -> Container:
     """Read a list or manifest, of which the node then says what it names. Returns its container, without the keys.
 
-    plaintext: one in plaintext is read, too; else the client's configuration decides. counts: as for
+    session: whose client's configuration decides whether one in plaintext is read; None: it is. counts: as for
     `manifests.manifests`. KeyAccessError if it is encrypted, and nothing has its key.
     """
-    if node.known.key_metadata is None and not plaintext:
+    if node.known.key_metadata is None and session is not None:
         session.check_plaintext(node.known.path)
     open_node(node, inner)
     container = node.container()
@@ -186,7 +184,7 @@ def refuse(node: Node) -> NoReturn:
 def show_node(state: TableState, node: Node, inner: InnerIO) -> bytes:
     """Return the facade of a manifest list or manifest."""
     try:
-        container = read_node(state.session, node, inner)
+        container = read_node(node, inner, state.session)
     except AgsError as error:
         raise error_of(node, error) from None
     learn(state, node)

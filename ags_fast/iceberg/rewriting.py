@@ -14,11 +14,12 @@ from ags_fast.iceberg.container import Container, field_of, record_fields, write
 from ags_fast.iceberg.manifests import DATA, DELETED, DELETES, NEW_FILE_FIELDS, NEW_LIST_FIELDS, STATUSES, add_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ags_fast.iceberg.manifests import Known
 
-__all__ = ["ADDED", "EXISTING", "entries", "list_bytes", "list_record", "manifest_bytes", "new_entry"]
+__all__ = ["ADDED", "EXISTING", "entries", "list_bytes", "list_record", "live_counts", "manifest_bytes"]
+__all__ += ["moved_record", "new_entry"]
 
 EXISTING, ADDED = 0, 1  # status of an entry
 
@@ -90,26 +91,51 @@ def list_record(written: Known, kept: Iterable[Record], *, like: Mapping[str, An
     replaces, or of one of the same partition spec. The bounds of partitions stay if the content is the same, since
     entries only go.
     """
-    assert written.key_metadata is not None
-    files, rows, least = [0, 0, 0], [0, 0, 0], snapshot["sequence-number"]
+    files, rows, least = [0, 0, 0], [0, 0, 0], snapshot["sequence-number"]  # the first two by status
     for entry in kept:
         files[entry["status"]] += 1
         rows[entry["status"]] += entry["data_file"]["record_count"]
         if entry["status"] != DELETED and entry["sequence_number"] is not None:
             least = min(least, entry["sequence_number"])
     return {
+        **_record(like, written, files, rows, snapshot),
+        "content": written.content,
+        "min_sequence_number": least,
+        "partitions": like.get("partitions") if written.content == (like.get("content") or DATA) else None,
+        "first_row_id": None,
+    }
+
+
+def live_counts(manifest: Known) -> tuple[int, int]:
+    """Return how many live files and rows a manifest has, as its list says. FormatError if the list does not say."""
+    added, existing, _, added_rows, existing_rows, _ = manifest.counts
+    if added is None or existing is None or added_rows is None or existing_rows is None:
+        raise FormatError(f"the manifest list does not say how many files and rows {manifest.path} has")
+    return added + existing, added_rows + existing_rows
+
+
+def moved_record(old: Known, moved: Known, *, like: Mapping[str, Any], snapshot: Record) -> Record:
+    """Return what a manifest list says of a manifest that was written anew with its live entries alone.
+
+    `like` is what the list said of the `old` one, whose entries have their row ids as values of their own.
+    """
+    files, rows = live_counts(old)
+    return _record(like, moved, [files, 0, 0], [rows, 0, 0], snapshot)
+
+
+def _record(
+    like: Mapping[str, Any], written: Known, files: Sequence[int], rows: Sequence[int], snapshot: Record
+) -> Record:
+    assert written.key_metadata is not None
+    return {
         **like,
         "manifest_path": written.path,
         "manifest_length": written.length,
-        "content": written.content,
         "sequence_number": snapshot["sequence-number"],
-        "min_sequence_number": least,
         "added_snapshot_id": snapshot["snapshot-id"],
         **{f"{name}_files_count": files[status] for name, status in STATUSES},
         **{f"{name}_rows_count": rows[status] for name, status in STATUSES},
-        "partitions": like.get("partitions") if written.content == (like.get("content") or DATA) else None,
         "key_metadata": written.key_metadata.encode(),
-        "first_row_id": None,
     }
 
 

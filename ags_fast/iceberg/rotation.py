@@ -12,24 +12,26 @@ from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
+from ags_fast.iceberg.expiry import ALL_STAY, check_gc, forced
 from ags_fast.jobs.results import JobResult, Row, counted
-from ags_fast.keys import iceberg as keys_of
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
 from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
 from ags_fast.metadata.guard import moving
+from ags_fast.metadata.unused import named_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
 
-__all__ = ["Turned", "named_keys", "rewrapped_keks", "rotate", "rotated_keks", "unused_keys", "with_keys"]
+__all__ = ["Turned", "rewrapped_keks", "rotate", "rotated_keks", "with_keys"]
 
 WHATS = ("kek", "mek")
 KEYS = "encryption-keys"
 KEK, LIST_KEY = "kek", "manifest-list-key"  # formats of rows
+OLDER = "{} older metadata files still hold the keys as they were wrapped before: expire(table) deletes these files"
 
 
 class Turned(NamedTuple):
@@ -37,26 +39,6 @@ class Turned(NamedTuple):
 
     raw: Raw  # the new metadata; the very object that was given, if nothing changes
     rows: list[Row]  # for each key its id, the id of the key that took its place or wraps it now, and the status
-
-
-def named_keys(raw: Mapping[str, Any]) -> set[str]:
-    """Return the ids of the keys that snapshots and statistics name."""
-    named = (*(raw.get("snapshots") or ()), *(raw.get("statistics") or ()))
-    return {key_id for one in named if (key_id := one.get("key-id")) is not None}
-
-
-def unused_keys(raw: Mapping[str, Any], *, gone: Collection[str | None] = ()) -> list[EncryptedKey]:
-    """Return the keys that no snapshot needs: keys of manifest lists that are gone, and KEKs that wrap nothing else.
-
-    If a snapshot has lost its ``key-id``, any key of a manifest list may be that snapshot's, so only keys that were
-    another's are unused. A snapshot in plaintext looks the same. `gone` has the ``key-id`` of each snapshot that has
-    just been removed from the metadata.
-    """
-    keys, named = read_encryption_keys(raw.get(KEYS) or ()), named_keys(raw)
-    known = {key.key_id for key in keys}
-    lost = any(one.get("key-id") not in known for one in raw.get("snapshots") or ())
-    spare = [key.key_id for key in keys if lost and not key.is_kek and key.key_id not in gone]
-    return keys_of.unused_keys(keys, named, spare=spare)
 
 
 def with_keys(raw: Raw, keys: Iterable[EncryptedKey], master: str | None = None) -> Raw:
@@ -164,6 +146,7 @@ def rotate(
     wrapping_key_id: str | None = None,
     new_kms: KmsClient | Mapping[str, str] | None = None,
     keep_old: bool = False,
+    force_expire: bool = False,
     dry_run: bool = False,
 ) -> JobResult:
     """Replace the keys above a table's data keys. This writes one metadata file, and no snapshot.
@@ -184,6 +167,8 @@ def rotate(
             the catalog's.
         keep_old: For ``"kek"``: the old KEKs stay in the table, so that writers of other engines that have begun can
             finish. `expire` removes them.
+        force_expire: Then delete older metadata files of any age, and keys that nothing needs. Snapshots stay, since
+            the rotation has put their keys under the new ones. The result of this is the result's ``expired``.
         dry_run: Write nothing; the rows have the status "planned". The KMS is asked all the same, so a refusal shows.
             The id of a new KEK is another one later.
 
@@ -194,14 +179,15 @@ def rotate(
     Raises:
         KeyAccessError: The KMS refuses, or a new wrap does not open. Nothing has changed.
         IntegrityError: A key was changed, or a new wrap opens as another key. Nothing has changed.
-        PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg.
+        PolicyError: The table is in plaintext, or was not loaded by a catalog of ags_fast.iceberg; or `force_expire`
+            and its ``gc.enabled`` is false.
         ConcurrentChangeError: Other commits came first, again and again.
         ValueError: An argument is malformed.
     """
     if what not in WHATS:
         raise ValueError(f"what must be {' or '.join(map(repr, WHATS))}, not {what!r}")
-    if keep_old and what != "kek":
-        raise ValueError("keep_old is for what='kek': what='mek' makes no new KEK")
+    if keep_old and (what != "kek" or force_expire):
+        raise ValueError("keep_old is for what='kek', which makes a new KEK, and without force_expire")
     if wrapping_key_id is not None:
         check_key_id(wrapping_key_id)
     io = table_io(table)
@@ -211,6 +197,8 @@ def rotate(
     turned: list[Turned] = []
 
     def change(raw: Raw) -> Raw:
+        if force_expire:
+            check_gc(raw)
         if not raw.get(KEYS) and policy.is_encrypted(raw):
             policy.check_master(target or kms, wrapping_key_id or raw["properties"][policy.KEY_ID])
         if what == "kek":
@@ -224,21 +212,17 @@ def rotate(
     if not dry_run:
         token = moving.set(target)
         try:
-            return _result(table, edit(table, change), turned)
+            raw = edit(table, change)
+            result = JobResult(new_job_id(), "rotate", table.location(), None, turned[-1].rows)
+            if force_expire:
+                result.expired = forced(table, ALL_STAY)
         finally:
             moving.reset(token)
+        older = raw.get("metadata-log") or ()
+        if older and not force_expire and any(row.status == "ok" for row in result.rows):
+            result.warnings.append(OLDER.format(len(older)))
+        return result
     table.refresh()
     change(raw_metadata(table))
     rows = [row._replace(status="planned") if row.status == "ok" else row for row in turned[-1].rows]
     return JobResult(new_job_id(), "rotate", table.location(), None, rows)
-
-
-def _result(table: Table, raw: Raw, turned: list[Turned]) -> JobResult:
-    result = JobResult(new_job_id(), "rotate", table.location(), None, turned[-1].rows)
-    before = raw.get("metadata-log") or ()
-    if before and any(row.status == "ok" for row in result.rows):
-        result.warnings.append(
-            f"{len(before)} older metadata files still hold the keys as they were wrapped before: expire(table) "
-            "deletes these files"
-        )
-    return result

@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableFile", "files", "load_catalog", "open_table"]
 
-CATALOGS = {
-    "sql": ("catalogs.sql", "SqlCatalog"),
-    "rest": ("rest", "RestCatalog"),
-    "hive": ("catalogs.hive", "HiveCatalog"),
-    "glue": ("catalogs.glue", "GlueCatalog"),
-    "dynamodb": ("catalogs.dynamodb", "DynamoDbCatalog"),
-}
+CATALOGS = {"sql": "Sql", "rest": "Rest", "hive": "Hive", "glue": "Glue", "dynamodb": "DynamoDb"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +85,7 @@ def load_catalog(
     kind = _kind_by_class(conf.pop("py-catalog-impl", None)) or conf.get("type") or _kind(conf)
     if kind not in CATALOGS:
         raise ValueError(f"type={kind!r}: give type= as one of {', '.join(CATALOGS)}")
-    module, class_name = CATALOGS[kind]
-    catalog = getattr(importlib.import_module(f"ags_fast.iceberg.{module}"), class_name)
+    catalog = getattr(importlib.import_module("ags_fast.iceberg"), f"{CATALOGS[kind]}Catalog")
     return catalog(name, kms=kms, **conf)  # type: ignore[no-any-return]
 
 
@@ -100,7 +93,7 @@ def _kind_by_class(catalog_impl: Any) -> str | None:
     """Return the type of the catalog of one of our classes; None if there is no class."""
     if catalog_impl is None:
         return None
-    found = {f"ags_fast.iceberg.{class_name}": kind for kind, (_, class_name) in CATALOGS.items()}
+    found = {f"ags_fast.iceberg.{class_name}Catalog": kind for kind, class_name in CATALOGS.items()}
     if catalog_impl not in found:
         raise ValueError(f"py-catalog-impl={catalog_impl!r}: give one of {', '.join(found)}")
     return found[catalog_impl]

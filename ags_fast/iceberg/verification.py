@@ -24,7 +24,6 @@ from ags_fast.iceberg.locations import is_encrypted, normal, open_cost
 from ags_fast.iceberg.manifests import DELETED, Known
 from ags_fast.iceberg.orphans import Stored, not_named, stored_files
 from ags_fast.iceberg.reading import LIST, show_metadata
-from ags_fast.iceberg.rotation import unused_keys
 from ags_fast.iceberg.snapshots import head_of
 from ags_fast.iceberg.walk import Tree, ahead, keep
 from ags_fast.iceberg.work.checking import CheckContext, task_of
@@ -34,6 +33,7 @@ from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
 from ags_fast.metadata.guard import DO, SEALED, WHY
 from ags_fast.metadata.state import PROPERTY
+from ags_fast.metadata.unused import unused_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +74,7 @@ def verify(
     statistics: str = "refuse",
     orphans: bool = False,
     engine: Engine | None = None,
+    only: Callable[[str], bool] = bool,
 ) -> JobResult:
     """Check every tag of every file that snapshots of a table reach, each file once.
 
@@ -94,6 +95,7 @@ def verify(
             writer works, its files are among them.
         engine: Runs the checks of data and delete files, one task a file. Workers get keys wrapped by a KEK of the job,
             which the table's master key wraps. None: threads of this process.
+        only: Tells by its location whether to check a data or delete file. Lists and manifests are always checked.
 
     Returns:
         A row for each file. ``src`` is its location, ``format`` its kind. Errors: IntegrityError or FormatError if it
@@ -116,6 +118,7 @@ def verify(
     chosen = _chosen(raw, snapshots)
     with ThreadPoolExecutor(THREADS) as pool:
         walk = _Walk(io, raw, chosen, pool, engine, names=orphans)
+        walk.only = only
         result = JobResult(walk.job_id, "verify", table.location(), None, [])
         result.rows.append(_metadata_row(table, io, raw))
         result.rows += walk.run()
@@ -219,6 +222,7 @@ class _Walk:
     def __init__(
         self, io: FileIO, raw: Raw, chosen: set[int], pool: ThreadPoolExecutor, engine: Engine | None, *, names: bool
     ) -> None:
+        self.only: Callable[[str], bool] = bool
         self.job_id, self._engine = new_job_id(), checked(engine)
         self._shared: CheckContext | None = None
         self._io, self._raw, self._chosen, self._pool = io, raw, chosen, pool
@@ -277,6 +281,8 @@ class _Walk:
             for item in self._items_of(node):
                 path = item.known.path
                 self._name(path)
+                if not self.only(path):
+                    continue
                 said, item.again = _said(item.known), path in self._seen
                 if self._seen.get(path) == said:
                     item.whole = False

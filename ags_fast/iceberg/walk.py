@@ -63,8 +63,8 @@ class Tree:
         pool: ThreadPoolExecutor | None = None,
         seen: dict[str, object] | None = None,
     ) -> None:
-        self._session, self._inner, self._keys = session, inner, keys
-        self._options = {"plaintext": plaintext, "counts": counts}
+        self._session, self._inner, self._keys = None if plaintext else session, inner, keys
+        self._counts = counts
         self._failed, self._pool = failed, pool
         self._seen = {} if seen is None else seen
 
@@ -107,7 +107,7 @@ class Tree:
             else:
                 if node.kind == LIST:
                     node.known.key_metadata = self._keys(node.snapshot)
-                read_node(self._session, node, self._inner(node.known.path), **self._options)
+                read_node(node, self._inner(node.known.path), self._session, counts=self._counts)
         except Exception as error:  # of any storage
             node.error = error
         node.seconds = round(time.perf_counter() - begun, 6)

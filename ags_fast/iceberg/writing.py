@@ -12,12 +12,12 @@ from ags_fast.errors import PolicyError
 from ags_fast.iceberg import manifests, metadata, policy, properties, rewriting
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import Known
-from ags_fast.iceberg.outcome import Attempt, attempted
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.walk import find
 from ags_fast.keys.iceberg import read_encryption_keys
 from ags_fast.keys.metadata import StandardKeyMetadata
 from ags_fast.metadata.javajson import in_java_order
+from ags_fast.metadata.outcome import Attempt, attempted
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO as InnerIO
@@ -52,7 +52,7 @@ def seal_manifest(state: TableState, path: str, container: Container, nbytes: in
     """
     content = manifests.DELETES if container.meta.get("content") == b"deletes" else manifests.DATA
     entries = (manifests.sealed_entry(one, lambda name: find(state, name, inner)) for one in container.records())
-    data = rewriting.manifest_bytes(container, entries, content, container.head.codec)
+    data = rewriting.manifest_bytes(container, entries, content, container.codec)
     known = write_sealed(path, data, nbytes, inner)
     known.content = content
     state.note(known)
@@ -136,7 +136,7 @@ def seal_lists(state: TableState, raw: Raw, new: list[Raw], inner: InnerIO) -> N
             one["key_metadata"], one["manifest_length"] = named.key_metadata.encode(), named.length
             one["first_row_id"] = named.first_row_id
         snapshot["first-row-id"] = raw["next-row-id"]
-        plain, snapshot["added-rows"] = rewriting.list_bytes(container, records, snapshot, container.head.codec)
+        plain, snapshot["added-rows"] = rewriting.list_bytes(container, records, snapshot, container.codec)
         known = write_sealed(path, plain, nbytes, inner)
         assert known.key_metadata is not None
         wrapped, snapshot["key-id"] = state.wrap_list_key(raw, known.key_metadata)

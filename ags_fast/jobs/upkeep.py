@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from ags_fast.dataset import reach
@@ -101,13 +102,12 @@ def maintain(
 
 def worn_keks(head: Entry, now_ms: int) -> frozenset[str]:
     """Return the ids of active KEKs that are older, or have wrapped more, than the policy allows."""
-    policy = head.policy
     return frozenset(
         key.key_id
         for key in head.keys.values()
         if key.state == "active"
         and key.double_wrap
-        and (policy.outlived(key.created_ms, now_ms) or key.uses >= policy.kek_uses)
+        and (head.policy.outlived(key.created_ms, now_ms) or key.uses >= head.policy.kek_uses)
     )
 
 
@@ -124,12 +124,10 @@ def _expired(log: Log, dry_run: bool) -> Sequence[Row]:
     return expire_versions(log, head, keep, None, dry_run=dry_run).rows
 
 
-def _verified(
-    snapshot: Snapshot, share: float, engine: Engine | None, progress: Progress, dry_run: bool
-) -> Sequence[Row]:
+def _verified(snapshot: Snapshot, share: float, engine: Engine | None, progress: Progress, dry_run: bool) -> list[Row]:
     """Verify the files whose turn is today."""
-    day, drawn = str(clock_ms() // DAY_MS), draws(snapshot)
-    rows = [row for row in snapshot.files() if drawn(day, row.path) < share]
+    day, draw = str(clock_ms() // DAY_MS), draws(snapshot)
+    rows = [row for row in snapshot.files() if draw(day, row.path) < share]
     if dry_run:
         return [planned_row(snapshot.log.store.full_path(row.file), None, row) for row in rows]
     return verified(snapshot, rows, Options(engine, False if callable(progress) else progress))[1]
@@ -142,9 +140,10 @@ def draws(snapshot: Snapshot) -> Callable[[str, str], float]:
     table = min(snapshot.entry.files, key=lambda table: table.path)
     bound = binding(snapshot.entry.dataset_id, "table", table.path)
     secret = hashlib.sha256(b"draws" + snapshot.envelope.unwrap(table.key_id, table.wrapped, bound)).digest()
+    return partial(drawn, secret)
 
-    def draw(day: str, path: str) -> float:
-        drawn = hashlib.blake2b(path_bytes(f"{day}/{path}"), key=secret, digest_size=8).digest()
-        return int.from_bytes(drawn, "big") / 2**64
 
-    return draw
+def drawn(secret: bytes, day: str, path: str) -> float:
+    """Return a number from 0 to 1 for a day and a path. Only who has the secret, of 1 to 64 bytes, can foretell it."""
+    found = hashlib.blake2b(path_bytes(f"{day}/{path}"), key=secret, digest_size=8).digest()
+    return int.from_bytes(found, "big") / 2**64

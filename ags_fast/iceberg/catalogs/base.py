@@ -38,7 +38,6 @@ from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.garbage import NOT_DELETED, Garbage, place, statistics_of, unreachable
 from ags_fast.iceberg.handles import NewTable, handle
 from ags_fast.iceberg.io import LookedUpError, looking_up
-from ags_fast.iceberg.outcome import attempted, was_made
 from ags_fast.iceberg.properties import GONE
 from ags_fast.iceberg.session import (
     IO_IMPL,
@@ -54,6 +53,7 @@ from ags_fast.iceberg.snapshots import check_texts
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, remove
 from ags_fast.metadata.guard import loading, registering
+from ags_fast.metadata.outcome import attempted, was_made
 from ags_fast.metadata.shape import understood
 from ags_fast.metadata.state import PROPERTY
 

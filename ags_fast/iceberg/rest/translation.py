@@ -18,11 +18,11 @@ from requests.adapters import BaseAdapter
 
 from ags_fast.errors import FormatError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import metadata, policy, properties
-from ags_fast.iceberg.outcome import Attempt, attempted
 from ags_fast.iceberg.rest.prediction import check_made, predicted
 from ags_fast.iceberg.session import KMS_PREFIXES, committing
 from ags_fast.iceberg.writing import seal_lists
 from ags_fast.metadata import updates
+from ags_fast.metadata.outcome import Attempt, attempted
 from ags_fast.metadata.shape import check_shape
 from ags_fast.metadata.state import PROPERTY
 

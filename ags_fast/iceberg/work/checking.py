@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from ags_fast.dataset.rows import Row
 from ags_fast.iceberg.checks import Item, check_file
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.work.tasks import OLD_KEY, TableContext
-from ags_fast.jobs.results import describe
 
-__all__ = ["CheckContext", "CheckTask", "failed_row", "run_file", "task_of"]
+__all__ = ["CheckContext", "CheckTask", "task_of"]
 
 
 class CheckTask(NamedTuple):
@@ -36,12 +33,21 @@ class CheckTask(NamedTuple):
         """What the row says that the file is."""
         return Known(self.path, self.length, None, self.content, self.format).kind
 
+    def row(self, status: str) -> Row:
+        """Return the row of the file."""
+        return Row(self.path, None, status, file_length=self.length, format=self.kind)
+
 
 @dataclass(frozen=True)
 class CheckContext(TableContext):
     """What all tasks of a verification share."""
 
-    runner: ClassVar[str] = "ags_fast.iceberg.work.checking"
+    def do(self, task: CheckTask, attempt: int) -> Row:  # type: ignore[override]
+        """Check one file."""
+        key = None if task.key is None else self.unwrap(task.key, OLD_KEY, task.path)
+        known = Known(task.path, task.length, key, task.content, task.format)
+        plain_length = check_file(self.inner(task.path), Item(known, vectors=list(task.vectors)))
+        return task.row("ok")._replace(plain_length=plain_length)
 
 
 def task_of(context: CheckContext, item: Item) -> CheckTask:
@@ -49,23 +55,3 @@ def task_of(context: CheckContext, item: Item) -> CheckTask:
     one = item.known
     key = None if one.key_metadata is None else context.wrap(one.key_metadata, OLD_KEY, one.path)
     return CheckTask(one.path, one.format or "", one.content, one.length, key, tuple(item.vectors))
-
-
-def run_file(context: CheckContext, task: CheckTask, attempt: int = 0) -> Row:
-    """Check one file. Its error goes into the row."""
-    begun = time.monotonic()
-    try:
-        key = None if task.key is None else context.unwrap(task.key, OLD_KEY, task.path)
-        known = Known(task.path, task.length, key, task.content, task.format)
-        plain_length = check_file(context.inner(task.path), Item(known, vectors=list(task.vectors)))
-    except Exception as error:  # of any storage: the other files are checked all the same
-        row = failed_row(context, task, attempt, type(error).__name__, describe(error))
-        return row._replace(seconds=time.monotonic() - begun)
-    row = Row(task.path, None, "ok", plain_length=plain_length, file_length=task.length, format=task.kind)
-    return row._replace(seconds=time.monotonic() - begun, attempt=attempt, host=socket.gethostname())
-
-
-def failed_row(context: CheckContext, task: CheckTask, attempt: int, error_class: str, error: str) -> Row:
-    """Return the row of a task that failed."""
-    row = Row(task.path, None, "failed", error_class, error, file_length=task.length, format=task.kind)
-    return row._replace(attempt=attempt, host=socket.gethostname())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.locations import load_location_provider
@@ -13,6 +13,7 @@ from ags_fast.errors import ConcurrentChangeError, PolicyError
 from ags_fast.iceberg import policy, properties, rewriting
 from ags_fast.iceberg.commit import edit, table_io
 from ags_fast.iceberg.container import codec_of
+from ags_fast.iceberg.reading import Node, refuse
 from ags_fast.iceberg.snapshots import begin_snapshot, head_of, with_snapshot
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.writing import write_sealed
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.iceberg.reading import Node
 
 __all__ = ["Head", "Writer", "commit", "location_provider", "read_head"]
 
@@ -38,7 +38,16 @@ class Head:
 
     snapshot: Raw
     listed: Container  # its manifest list
-    manifests: list[Node]  # with the records of the list
+    named: list[Node]  # its manifests, with the records of the list
+    tree: Tree  # which reads them
+
+    @property
+    def manifests(self) -> list[Node]:
+        """Its manifests, read. PolicyError if one of an encrypted table is in plaintext."""
+        for one in self.named:
+            if self.tree.read(one).error is not None:
+                refuse(one)
+        return self.named
 
     def files(self) -> list[Known]:
         """Return its live files. A file with several deletion vectors is there several times."""
@@ -46,7 +55,7 @@ class Head:
 
 
 def read_head(io: FileIO, raw: Raw, branch: str = "main") -> Head | None:
-    """Read the newest snapshot of a branch. PolicyError if a list or manifest of an encrypted table is in plaintext."""
+    """Read the newest snapshot of a branch. PolicyError if the list of an encrypted table is in plaintext."""
     snapshot = head_of(raw, branch)
     if snapshot is None:
         return None
@@ -55,18 +64,26 @@ def read_head(io: FileIO, raw: Raw, branch: str = "main") -> Head | None:
             "the newest snapshot names manifests without a list, as early writers did: append to it first"
         )
     # In an encrypted table files that were forged in plaintext would be written anew, under keys of the table.
-    first, *rest = Tree.of(io.session, io.inner, raw, plaintext=not policy.is_encrypted(raw)).walk([snapshot])
-    listed, read = first.container(), {one.path: one for one in rest}
-    pairs = zip(listed.records(), first.named, strict=True)
-    return Head(snapshot, listed, [replace(read[one.path], record=record) for record, one in pairs])
+    tree = Tree.of(io.session, io.inner, raw, plaintext=not policy.is_encrypted(raw), counts=True)
+    listed = next(tree.walk([snapshot]))
+    container = listed.container()
+    pairs = zip(container.records(), listed.named, strict=True)
+    return Head(snapshot, container, [Node(one, snapshot, record=record) for record, one in pairs], tree)
 
 
-def commit(table: Table, change: Callable[[Raw, Head | None, Writer], Raw], *, branch: str = "main") -> Raw:
+def commit(
+    table: Table,
+    change: Callable[[Raw, Head | None, Writer], Raw],
+    *,
+    branch: str = "main",
+    known: tuple[Raw, Head | None] = ({}, None),
+) -> Raw:
     """Commit a snapshot, and delete what attempts wrote that were not committed. Returns the new metadata.
 
     What an attempt wrote stays if the catalog may have had it, unless the newest metadata show that it was not made.
     `change` gets the newest snapshot of the branch. It returns the new metadata, after it has written what they name,
     and is called again if another commit came first. If it raises a ConcurrentChangeError, nothing was committed.
+    `known` are metadata whose newest snapshot the caller has read.
     """
     io = table_io(table)
     writers: list[Writer] = []
@@ -74,7 +91,7 @@ def commit(table: Table, change: Callable[[Raw, Head | None, Writer], Raw], *, b
     def attempt(raw: Raw) -> Raw:
         for writer in writers:
             writer.clean()
-        head = read_head(io, raw, branch)
+        head = known[1] if known[0] == raw else read_head(io, raw, branch)
         writers.append(Writer(io, raw, branch))
         return change(raw, head, writers[-1])
 

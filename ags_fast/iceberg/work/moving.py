@@ -1,4 +1,4 @@
-"""Move the files of a table to new keys and new paths, by tasks on an engine: what `rekey` and `encrypt` share.
+"""Move files and manifests of a table to new keys and new paths, by tasks on an engine: for `rekey` and `encrypt`.
 
 A job writes its plan first, so that a second run takes up what the first has written. The commit is the last step. If
 other commits came meanwhile, the files that they added are moved, too, and the commit is tried again.
@@ -16,8 +16,10 @@ from ags_fast.errors import ConcurrentChangeError
 from ags_fast.iceberg import rewriting
 from ags_fast.iceberg.commit import raw_metadata, table_io
 from ags_fast.iceberg.container import codec_of
+from ags_fast.iceberg.garbage import THREADS
 from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.manifests import DATA, Known
+from ags_fast.iceberg.reading import MANIFEST
 from ags_fast.iceberg.work.heads import Writer, commit, read_head
 from ags_fast.iceberg.work.plans import JOB_ID, Plan, begin_plan
 from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from ags_fast.iceberg.reading import Node
     from ags_fast.iceberg.work.heads import Head
 
-__all__ = ["Mover", "move_files", "plan_files"]
+__all__ = ["Mover", "move_files"]
 
 ATTEMPTS = 5  # rounds in which other commits added files
 SUFFIXES = {"PARQUET": "parquet", "AVRO": "avro", "PUFFIN": "puffin"}
@@ -50,32 +52,41 @@ class _TaskError(Exception):
 
 
 class Mover:
-    """A job that moves the files of a table's newest snapshot to keys of `key_length` bytes.
+    """A job that moves the files of a table's newest snapshot, or its manifests, to keys of `key_length` bytes.
 
-    `master` is the master key of the job's KEK.
+    `master` is the master key of the job's KEK. Manifests are small: without an engine threads move them.
     """
 
-    def __init__(self, table: Table, op: str, engine: Engine | None, master: str, key_length: int) -> None:
+    def __init__(
+        self, table: Table, op: str, engine: Engine | None, master: str, key_length: int, *, manifests: bool = False
+    ) -> None:
         self.table, self.io, self.op = table, table_io(table), op
+        self._plans = f"{op}-manifests" if manifests else op
+        self._at_once = THREADS if manifests else None
         self.rows: dict[str, Row] = {}
         self.moved: dict[str, Known] = {}
-        self._engine: Engine = checked(engine) or LocalEngine()
+        self._engine: Engine = checked(engine) or LocalEngine(0 if manifests else None)
         self._key_length, self._master = key_length, master
         self._kms = client_for(self._engine, self.io.session.kms)
         self.plan: Plan | None = None
         self._warnings: list[str] = []
 
+    @property
+    def job_id(self) -> str | None:
+        """The id of the job, once it has begun."""
+        return self.plan.context.job_id if self.plan else None
+
     def begin(self, raw: Raw) -> Plan:
         """Return the plan of an earlier run that did not come as far as its commit, or else a new one."""
         if self.plan is None:
-            codec_of(raw.get("properties") or {})  # else the commit fails when all files have moved
+            self._codec = codec_of(raw.get("properties") or {})  # else the commit fails when all files have moved
             there = self._begun(raw)
             self.plan = there if there.goes_on(raw) else self._begun(raw, fresh=True)
         return self.plan
 
     def _begun(self, raw: Raw, *, fresh: bool = False) -> Plan:
-        options: Any = {"kms": self._kms, "wrapping_key_id": self._master, "fresh": fresh}
-        return begin_plan(self.io, raw, self.op, new_job_id(), **options)
+        options: Any = {"kms": self._kms, "wrapping_key_id": self._master, "files_at_once": self._at_once}
+        return begin_plan(self.io, raw, self._plans, new_job_id(), fresh=fresh, **options)
 
     def move(self, raw: Raw, files: Iterable[Known]) -> None:
         """Move all files that are not moved yet. `moved` has them afterwards, by their old path.
@@ -98,8 +109,9 @@ class Mover:
             vectors = tuple((old, renamed[old]) for old in by_file.get(file.path, ()) if old in renamed)
             old = file.key_metadata  # None: in plaintext
             key = None if old is None else plan.context.wrap(old, OLD_KEY, file.path)
-            task = FileTask(file.path, file.format or "", file.length, key, planned.to, planned.key, vectors)
-            tasks.append(task._replace(begun=file.path in begun))
+            task = FileTask(file.path, file.format or MANIFEST, file.length, key, planned.to, planned.key, vectors)
+            listed = (file.content, file.first_row_id, file.snapshot_id, file.sequence_number, file.counts, self._codec)
+            tasks.append(task._replace(begun=file.path in begun, listed=() if file.format else listed))
 
         def report(rows: list[Row]) -> None:
             self.rows.update((row.src, row) for row in rows)
@@ -115,13 +127,17 @@ class Mover:
             whole = StandardKeyMetadata(key_metadata.encryption_key, key_metadata.aad_prefix, row.file_length)
             self.moved[path] = Known(row.dst, row.file_length, whole, file.content, file.format, file.record_count)
 
+    def moved_to(self, path: str) -> Known:
+        """Return what an old path has become. _FilesLeftError if it was not moved yet."""
+        if path not in self.moved:
+            raise _FilesLeftError(f"another commit added {path}")
+        return self.moved[path]
+
     def changed(self, one: Node, entries: list[rewriting.Record]) -> None:
         """Let entries of a manifest name the moved files. _FilesLeftError if one was not moved yet."""
         for entry in entries:
             file = entry["data_file"]
-            moved = self.moved.get(file["file_path"])
-            if moved is None:
-                raise _FilesLeftError(f"another commit added {file['file_path']}")
+            moved = self.moved_to(file["file_path"])
             assert moved.key_metadata is not None
             if moved.length != file["file_size_in_bytes"]:  # else each module has the length and place that it had
                 file["split_offsets"] = self._split_offsets(moved, file.get("split_offsets"))
@@ -147,7 +163,7 @@ class Mover:
         deletes = [one for one in head.files() if one.content != DATA]
         rows = sum(one.record_count for one in data)
         return {
-            JOB_ID: self.plan.context.job_id if self.plan else None,
+            JOB_ID: self.job_id,
             "added-data-files": len(data),
             "deleted-data-files": len(data),
             "added-delete-files": len(deletes),
@@ -160,8 +176,7 @@ class Mover:
 
     def result(self, warnings: Iterable[str] = ()) -> JobResult:
         """Return the result: a row for each file."""
-        job_id = self.plan.context.job_id if self.plan else new_job_id()
-        made = JobResult(job_id, self.op, self.table.location(), None, list(self.rows.values()))
+        made = JobResult(self.job_id or new_job_id(), self.op, self.table.location(), None, list(self.rows.values()))
         made.warnings.extend([*warnings, *self._warnings])
         return made
 
@@ -198,33 +213,35 @@ class Mover:
 
     def _to(self, raw: Raw, file: Known, job_id: str) -> str:
         """Return the path of a new file: beside the old one if that is in the table's own folder."""
-        name = f"{uuid.uuid4()}-{job_id}.{SUFFIXES[file.format or '']}"
+        if file.format is None:
+            return Writer(self.io, raw).location(f"{uuid.uuid4()}-m0.avro")
+        name = f"{uuid.uuid4()}-{job_id}.{SUFFIXES[file.format]}"
         if file.path.startswith(raw["location"].rstrip("/") + "/"):
             return f"{file.path.rpartition('/')[0]}/{name}"
         return Writer(self.io, raw).location(name, data=True)
 
 
-def plan_files(mover: Mover, chosen: Callable[[Raw, Head], list[Known]]) -> JobResult:
-    """Return the result of a dry run: a row for each file that would move. Nothing is written."""
-    raw = raw_metadata(mover.table)
-    head = read_head(mover.io, raw)
-    for one in chosen(raw, head) if head is not None else ():
-        mover.rows[one.path] = Row(one.path, None, "planned", file_length=one.length, format=one.format)
-    return mover.result()
-
-
 def move_files(
-    mover: Mover, chosen: Callable[[Raw, Head], list[Known]], change: Callable[[Raw, Head | None, Writer], Raw]
+    mover: Mover,
+    chosen: Callable[[Raw, Head], list[Known]],
+    change: Callable[[Raw, Head | None, Writer], Raw],
+    *,
+    dry_run: bool = False,
 ) -> Raw | None:
     """Move files, and commit a snapshot that names them. Returns the new metadata.
 
-    `chosen` returns the files of the newest snapshot that are to move, or refuses. `change` is as for `commit`. If a
-    file could not be moved, nothing is committed, and None is returned.
+    `chosen` returns the files or manifests of the newest snapshot that are to move, or refuses. `change` is as for
+    `commit`. If one could not be moved, and if `dry_run`, nothing is committed, and None is returned.
     """
     for _ in range(ATTEMPTS):
         mover.table.refresh()
         raw = raw_metadata(mover.table)
         head = read_head(mover.io, raw)
+        if dry_run:
+            for one in chosen(raw, head) if head is not None else ():
+                row = Row(one.path, None, "planned", file_length=one.length, format=one.format or MANIFEST)
+                mover.rows[one.path] = row
+            return None
         if head is not None:
             mover.begin(raw)  # first of all, since the KMS may refuse
             try:
@@ -232,7 +249,7 @@ def move_files(
             except _TaskError:
                 return None
         try:
-            made = commit(mover.table, change)
+            made = commit(mover.table, change, known=(raw, head))
         except _FilesLeftError:
             continue
         mover.end()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.ags1 import AgsCodec
@@ -23,10 +24,10 @@ from ags_fast.keys.metadata import StandardKeyMetadata
 if TYPE_CHECKING:
     from ags_fast.iceberg.io import FileIO
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.keys.kms import KmsClient
 
-__all__ = ["JOB_ID", "Plan", "Planned", "begin_plan", "plan_location"]
+__all__ = ["JOB_ID", "OPS", "Plan", "Planned", "begin_plan", "find_plan", "plan_location"]
 
+OPS = ("rekey", "rekey-manifests", "encrypt")  # that have plans
 PURPOSE = "iceberg-plan"
 FORMAT = 2
 JOB_ID = "ags-fast.job-id"  # of a snapshot's summary
@@ -95,44 +96,54 @@ def plan_location(raw: Raw, op: str) -> str:
     return location_provider(raw).new_metadata_location(f"ags-fast-{op}-{raw['table-uuid']}.plan")
 
 
-def begin_plan(
-    io: FileIO, raw: Raw, op: str, job_id: str, *, kms: KmsClient, wrapping_key_id: str, fresh: bool = False
-) -> Plan:
-    """Return the plan of an earlier run that did not come to its end, or else, or if `fresh`, an empty one.
+def find_plan(io: FileIO, raw: Raw, op: str, **options: Any) -> Plan | None:
+    """Return the plan of an earlier run that did not come to its end, or None.
 
-    `job_id` is that of an empty plan, whose KEK `wrapping_key_id` wraps. `kms` is from `client_for`.
+    `options` are the KMS, which is from `client_for`, the master key ``wrapping_key_id`` of the job's KEK, and more
+    fields of the `TableContext`. FormatError or IntegrityError if no run can go on by the plan: the plan is cut, was
+    changed, or is under another master key.
     """
-    options: Any = {"table_uuid": raw["table-uuid"], "kms": kms, "settings": io.settings}
-    options["wrapping_key_id"] = wrapping_key_id
     location = plan_location(raw, op)
     there = io.inner(location).new_input(location)
-    if not fresh and there.exists():
-        with there.open() as file:
-            data = bytes(file.read())
-        try:
-            return _read(io, location, op, data, wrapping_key_id, options)
-        except AgsError:
-            pass  # cut, or its master key is gone: the job begins again, and the files of the earlier run are orphans
-    return Plan(location, TableContext.begin(op, job_id, **options), io, next(line_of(raw), None))
+    if not there.exists():
+        return None
+    with there.open() as file:
+        data = bytes(file.read())
+    return _read(io, location, op, data, _fields(io, raw, options))
 
 
-def _read(io: FileIO, location: str, op: str, data: bytes, master: str, options: Any) -> Plan:
+def begin_plan(io: FileIO, raw: Raw, op: str, job_id: str, *, fresh: bool = False, **options: Any) -> Plan:
+    """Return the plan of an earlier run, or else, or if `fresh`, an empty one of this id. Options: see `find_plan`."""
+    found = None
+    if not fresh:
+        with suppress(AgsError):  # else the job begins again, and the files of the earlier run are orphans
+            found = find_plan(io, raw, op, **options)
+    if found is None:
+        context = TableContext.begin(op, job_id, **_fields(io, raw, options))
+        found = Plan(plan_location(raw, op), context, io, next(line_of(raw), None))
+    return found
+
+
+def _fields(io: FileIO, raw: Raw, options: dict[str, Any]) -> dict[str, Any]:
+    return {"table_uuid": raw["table-uuid"], "settings": io.settings, **options}
+
+
+def _read(io: FileIO, location: str, op: str, data: bytes, fields: dict[str, Any]) -> Plan:
     head, _, sealed = data.partition(b"\n")
     try:
         value = json.loads(head)
         kek, wrapped = KeyEntry.from_json(value["kek"]), base64.b64decode(value["key"], validate=True)
     except (ValueError, TypeError, KeyError):
         raise FormatError(f"{location} is not the plan of a job") from None
-    if kek.wrapping_key_id != master:
+    if kek.wrapping_key_id != fields["wrapping_key_id"]:
         raise FormatError(f"{location} is the plan of a job under another master key")
-    context = TableContext.begin(op, "", kek=kek, **options)
+    context = TableContext.begin(op, "", kek=kek, **fields)
     key = context.unwrap(wrapped, PURPOSE, location)
     body = json.loads(AgsCodec(key.encryption_key, aad_prefix=key.aad_prefix).decrypt(sealed, length=key.file_length))
     if body["format"] != FORMAT or body["op"] != op:
         raise FormatError(f"{location} is the plan of another job, or of a newer ags_fast")
     files = {path: Planned(to, base64.b64decode(key)) for path, (to, key) in body["files"].items()}
-    context = TableContext.begin(op, body["job"], kek=kek, **options)
-    return Plan(location, context, io, body["base"], files, resumed=True)
+    return Plan(location, replace(context, job_id=body["job"]), io, body["base"], files, resumed=True)
 
 
 def _text(data: bytes) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset.rows import Row
 from ags_fast.iceberg.work.tasks import StorageContext
@@ -14,7 +12,7 @@ from ags_fast.jobs.results import describe
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO as InnerIO
 
-__all__ = ["Gone", "RemovalContext", "failed_row", "remove", "run_file"]
+__all__ = ["Gone", "RemovalContext", "remove"]
 
 
 class Gone(NamedTuple):
@@ -39,7 +37,9 @@ class Gone(NamedTuple):
 class RemovalContext(StorageContext):
     """What all tasks of a removal share."""
 
-    runner: ClassVar[str] = "ags_fast.iceberg.work.removing"
+    def do(self, task: Gone, attempt: int) -> Row:
+        """Delete one file."""
+        return remove(self.inner(task.path), task)
 
 
 def remove(inner: InnerIO, one: Gone) -> Row:
@@ -51,16 +51,3 @@ def remove(inner: InnerIO, one: Gone) -> Row:
     except Exception as error:  # of any storage: the other files are deleted all the same
         return one.row("failed")._replace(error_class=type(error).__name__, error=describe(error))
     return one.row("ok")
-
-
-def run_file(context: RemovalContext, task: Gone, attempt: int = 0) -> Row:
-    """Delete one file. Its error goes into the row."""
-    begun = time.monotonic()
-    row = remove(context.inner(task.path), task)
-    return row._replace(seconds=time.monotonic() - begun, attempt=attempt, host=socket.gethostname())
-
-
-def failed_row(context: RemovalContext, task: Gone, attempt: int, error_class: str, error: str) -> Row:
-    """Return the row of a task that failed."""
-    row = task.row("failed")._replace(error_class=error_class, error=error)
-    return row._replace(attempt=attempt, host=socket.gethostname())

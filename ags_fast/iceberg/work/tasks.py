@@ -46,23 +46,31 @@ class FileTask(NamedTuple):
     """The work on one file of a table."""
 
     path: str
-    format: str  # AVRO, PARQUET or PUFFIN
+    format: str  # AVRO, PARQUET, PUFFIN or `MANIFEST`
     length: int  # its bytes on storage, as its manifest says
     key: bytes | None  # its key metadata, as `TableContext.wrap` returned them for `OLD_KEY`; None: in plaintext
-    to: str | None = None  # where the new file goes; None if none is made
-    new_key: bytes | None = None  # the key metadata of the new file, wrapped for `NEW_KEY`
+    to: str  # where the new file goes
+    new_key: bytes  # the key metadata of the new file, wrapped for `NEW_KEY`
     renamed: tuple[tuple[str, str], ...] = ()  # by a file of deletion vectors: old and new path of each data file
     begun: bool = False  # whether an earlier run may have written the new file
+    # Of a manifest: content, first row id, snapshot, sequence number and counts, as `Known` has them, and the codec.
+    listed: tuple[Any, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of work."""
         return self.length
 
+    def row(self, status: str) -> Row:
+        """Return the row of the file."""
+        return Row(self.path, self.to, status, format=self.format)
+
 
 @dataclass(frozen=True)
 class StorageContext(JobContext):
-    """What all tasks share that open or delete files as they are stored. A kind of job has a subclass."""
+    """What all tasks share that open or delete files as they are stored. A kind of job has a subclass with `do`."""
+
+    runner: ClassVar[str] = "ags_fast.iceberg.work.tasks"
 
     settings: Mapping[str, str] = field(repr=False, kw_only=True)  # FileIO's; may have credentials of the storage
 
@@ -70,12 +78,14 @@ class StorageContext(JobContext):
         """Return PyIceberg's own FileIO for a location."""
         return _inner_io(json.dumps(dict(self.settings), sort_keys=True), urlsplit(path).scheme)
 
+    def do(self, task: Any, attempt: int) -> Row:
+        """Do one task, and return its row. An error becomes a row, too."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class TableContext(StorageContext):
-    """What all tasks of a job on a table share. A job of its own kind has a subclass with another `runner`."""
-
-    runner: ClassVar[str] = "ags_fast.iceberg.work.tasks"
+    """What all tasks of a job on a table share. Its own tasks move files to new keys and new paths."""
 
     table_uuid: str
     envelope: Envelope  # the KEK of the job, and the KMS. It pickles by the KMS's properties
@@ -108,6 +118,10 @@ class TableContext(StorageContext):
         bound = binding(self.table_uuid, purpose, path)
         return StandardKeyMetadata.decode(self.envelope.unwrap(self.kek.key_id, wrapped, bound))
 
+    def do(self, task: FileTask, attempt: int) -> Row:
+        """Move one file to a new key and a new path."""
+        return task.row("ok")._replace(file_length=_move(self, task, attempt))
+
 
 _inner: dict[tuple[str, str], InnerIO] = {}
 
@@ -124,22 +138,20 @@ def _inner_io(settings: str, scheme: str) -> InnerIO:
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-def failed_row(context: TableContext, task: FileTask, attempt: int, error_class: str, error: str) -> Row:
-    """Return the row of a task that failed."""
-    row = Row(task.path, task.to, "failed", error_class, error, format=task.format)
-    return row._replace(attempt=attempt, host=socket.gethostname())
-
-
-def run_file(context: TableContext, task: FileTask, attempt: int = 0) -> Row:
-    """Move one file to a new key and a new path. Its error goes into the row."""
+def run_file(context: StorageContext, task: Any, attempt: int = 0) -> Row:
+    """Do one task. Its error goes into the row."""
     begun = time.monotonic()
     try:
-        length = _move(context, task, attempt)
-    except Exception as error:
+        row = context.do(task, attempt)
+    except Exception as error:  # of any storage: the other files are done all the same
         row = failed_row(context, task, attempt, type(error).__name__, describe(error))
-        return row._replace(seconds=time.monotonic() - begun)
-    row = Row(task.path, task.to, "ok", file_length=length, format=task.format)
     return row._replace(seconds=time.monotonic() - begun, attempt=attempt, host=socket.gethostname())
+
+
+def failed_row(context: StorageContext, task: Any, attempt: int, error_class: str, error: str) -> Row:
+    """Return the row of a task that failed. A task has a method `row`."""
+    row: Row = task.row("failed")
+    return row._replace(error_class=error_class, error=error, attempt=attempt, host=socket.gethostname())
 
 
 # --------------------------------------------------------------------------------------------------------------- work
@@ -152,7 +164,6 @@ class _Move(NamedTuple):
     task: FileTask
     old: StandardKeyMetadata | None
     new: StandardKeyMetadata
-    target: str
 
     def open(self) -> Any:
         """Open the file as it is stored. IntegrityError if it has another length than its manifest says."""
@@ -164,21 +175,22 @@ class _Move(NamedTuple):
 
     def destination(self) -> AbstractContextManager[Any]:
         """Return, to be entered, what the new file is written to: a path, or a stream of PyIceberg's."""
-        path = local_path(self.target)
+        path, to = local_path(self.task.to), self.task.to
         if path is None:
-            return self.context.inner(self.target).new_output(self.target).create(overwrite=True)
+            return self.context.inner(to).new_output(to).create(overwrite=True)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return nullcontext(path)
 
 
 def _move(context: TableContext, task: FileTask, attempt: int) -> int:
     """Write the new file of a task. Returns its length."""
-    assert task.to is not None and task.new_key is not None
     old = None if task.key is None else context.unwrap(task.key, OLD_KEY, task.path)
     if old is not None and old.file_length not in (None, task.length):
         raise IntegrityError(f"{task.path} has two lengths: {task.length} by its entry, {old.file_length} by its key")
     new = context.unwrap(task.new_key, NEW_KEY, task.to)
-    move = _Move(context, task, old, new, task.to)
+    move = _Move(context, task, old, new)
+    if task.listed:
+        return _manifest(move)
     if (task.begun or attempt) and (length := _written(move)) is not None:
         return length
     if task.format not in MOVERS:
@@ -193,7 +205,7 @@ def _move(context: TableContext, task: FileTask, attempt: int) -> int:
 
 def _written(move: _Move) -> int | None:
     """Return the length of the new file if an earlier run has written it whole; None if it must be written."""
-    task, path = move.task, move.target
+    task, path = move.task, move.task.to
     there = move.context.inner(path).new_input(path)
     if task.format == "PUFFIN" or not there.exists():
         return None
@@ -245,6 +257,23 @@ def _puffin(move: _Move, source: Any) -> int:
 
     with _plain(move, source) as plain:
         data = rename_vectors(plain.read(), dict(move.task.renamed))
+    return _seal(move, lambda out: out.write(data))
+
+
+def _manifest(move: _Move) -> int:
+    """Write the live entries of a manifest, which keep what they inherit from its list as values of their own."""
+    from ags_fast.iceberg.checks import check_counts  # late: few jobs have manifests as tasks
+    from ags_fast.iceberg.manifests import Known
+    from ags_fast.iceberg.reading import Node, read_node
+    from ags_fast.iceberg.rewriting import entries, manifest_bytes
+
+    task, known = move.task, Known(move.task.path, move.task.length, move.old)
+    known.content, known.first_row_id, known.snapshot_id, known.sequence_number, known.counts, codec = task.listed
+    node = Node(known)
+    read_node(node, move.context.inner(task.path))
+    check_counts(node)
+    container = node.container()
+    data = manifest_bytes(container, entries(container, known), known.content, codec)
     return _seal(move, lambda out: out.write(data))
 
 

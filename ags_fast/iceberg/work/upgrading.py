@@ -105,9 +105,10 @@ def upgraded_head(head: Head) -> Head:
         for summary in record["partitions"] or ():
             summary.setdefault("contains_nan", None)
         known, plain = replace(one.known, sequence_number=record["sequence_number"]), _manifest(one.container())
-        made.append(Node(known, plain=plain, named=data_files(read_container(plain), known), record=record))
+        named = data_files(read_container(plain), known)
+        made.append(Node(known, plain=plain, named=named, record=record, seconds=0.0))
     listed = read_container(write_container(LIST_SCHEMA, head.listed.meta, (), "null"))
-    return Head(head.snapshot, listed, made)
+    return Head(head.snapshot, listed, made, head.tree)
 
 
 def _manifest(container: Container) -> bytes:

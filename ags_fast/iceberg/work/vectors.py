@@ -6,8 +6,12 @@ import uuid
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import fastavro
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from ags_fast.errors import FormatError
 from ags_fast.iceberg import rewriting
 from ags_fast.iceberg.manifests import DELETES
 from ags_fast.iceberg.puffin import DeletionVector, write_vectors
@@ -15,13 +19,12 @@ from ags_fast.iceberg.puffin import DeletionVector, write_vectors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pyarrow as pa
-
+    from ags_fast.iceberg.manifests import Known
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.reading import Node
     from ags_fast.iceberg.work.heads import Writer
 
-__all__ = ["POSITION_DELETES", "VectorFile", "vectors_of"]
+__all__ = ["POSITION_DELETES", "VectorFile", "read_deletes"]
 
 POSITION_DELETES = 1  # content of a file
 
@@ -76,7 +79,19 @@ class VectorFile:
         }
 
 
-def vectors_of(rows: pa.Table) -> dict[str, DeletionVector]:
-    """Return the vectors of a file of position deletes, of which ``file_path`` and ``pos`` were read, by data file."""
-    paths: list[Any] = rows["file_path"].unique().to_pylist()
-    return {path: DeletionVector.of(rows.filter(pc.equal(rows["file_path"], path))["pos"].to_numpy()) for path in paths}
+def read_deletes(file: Any, known: Known) -> dict[str, DeletionVector]:
+    """Read a file of position deletes, given its plaintext: a vector by data file. FormatError if it is none."""
+    try:
+        if known.format == "AVRO":
+            found: dict[str, list[int]] = defaultdict(list)
+            read: Any = fastavro.reader(file)
+            for row in read:
+                found[row["file_path"]].append(row["pos"])
+            return {path: DeletionVector.of(positions) for path, positions in found.items()}
+        rows = pq.read_table(file, columns=["file_path", "pos"])
+        paths: list[Any] = rows["file_path"].unique().to_pylist()
+        return {
+            one: DeletionVector.of(rows.filter(pc.equal(rows["file_path"], one))["pos"].to_numpy()) for one in paths
+        }
+    except (pa.ArrowException, ValueError, KeyError, TypeError):
+        raise FormatError(f"{known.path} is not a file of position deletes") from None

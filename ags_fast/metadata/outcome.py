@@ -14,7 +14,7 @@ from ags_fast.metadata.seal import was_made as sealed_was_made
 from ags_fast.metadata.state import PROPERTY
 
 if TYPE_CHECKING:
-    from ags_fast.iceberg.metadata import Raw
+    from ags_fast.metadata.javajson import Raw
 
 __all__ = ["Attempt", "attempted", "was_made"]
 
