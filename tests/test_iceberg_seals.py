@@ -26,8 +26,8 @@ from ags_fast.iceberg import check_pin, expire, load_catalog, pin, rekey, rotate
 from ags_fast.iceberg.commit import raw_metadata
 from ags_fast.keys import clear_cache
 from ags_fast.keys.kms import count_calls
-from ags_fast.metadata.guard import CHANGED, sealing
-from ags_fast.metadata.seal import Seal, SealKey, make
+from ags_fast.seals.guard import CHANGED, sealing
+from ags_fast.seals.seal import Seal, SealKey, make
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from ags_fast._core import Key
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
-from ags_fast.metadata.pins import OpenPin, SealedPin, parse
-from ags_fast.metadata.seal import NEWEST, Seal, SealKey, decoded, encoded, make, positions
-from ags_fast.metadata.state import canonical, digest
+from ags_fast.seals.pins import OpenPin, SealedPin, parse
+from ags_fast.seals.seal import NEWEST, Seal, SealKey, decoded, encoded, make, positions
+from ags_fast.seals.state import canonical, digest
 
 TABLE = UUID("6ab959eb-4cd6-4743-be53-d430a1e0d3a3")
 KEKS = {"k1": bytes(range(16)), "k2": bytes(range(16, 48))}

@@ -25,7 +25,7 @@ from ags_fast.cli.pins import PIN
 from ags_fast.cli.terminal import warn
 from ags_fast.cli.text import count, fields, flat, table, wrapped
 from ags_fast.errors import ConcurrentChangeError
-from ags_fast.metadata.pins import parse
+from ags_fast.seals.pins import parse
 
 if TYPE_CHECKING:
     import argparse

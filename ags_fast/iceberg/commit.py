@@ -14,8 +14,8 @@ from ags_fast.iceberg import metadata, policy
 from ags_fast.iceberg.io import FileIO
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.session import Base, committing, seen_again
-from ags_fast.metadata.guard import SEALED
-from ags_fast.metadata.pins import OpenPin, SealedPin
+from ags_fast.seals.guard import SEALED
+from ags_fast.seals.pins import OpenPin, SealedPin
 
 if TYPE_CHECKING:
     from collections.abc import Callable

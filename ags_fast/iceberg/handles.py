@@ -20,7 +20,7 @@ from ags_fast.iceberg.commit import begin, raw_metadata, table_io
 from ags_fast.iceberg.container import codec_of
 from ags_fast.iceberg.deletes import delete
 from ags_fast.iceberg.properties import GONE, TABLE, is_shown, restored
-from ags_fast.metadata.state import PROPERTY
+from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import properties
+from ags_fast.metadata.history import line
 from ags_fast.metadata.javajson import TABLE, Raw
 from ags_fast.metadata.shape import check_shape
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import InputFile
 
-__all__ = ["GZIP_MAGIC", "MARK", "Raw", "dump", "facade", "merge", "parse", "read", "set_ref", "with_log"]
+__all__ = ["GZIP_MAGIC", "MARK", "Raw", "dump", "facade", "merge", "parse", "read", "set_ref"]
 
 MARK = "ags_fast.edit"  # a property of the facade only: the commit that carries it is an edit of the raw metadata
 GZIP_MAGIC = b"\x1f\x8b"
@@ -31,7 +32,6 @@ MAX_NBYTES, PIECE_NBYTES = 64 << 20, 1 << 20  # of metadata, without their compr
 # Values of JSON that metadata may have: each takes some 70 bytes of memory, and most of them 10 or more in the file.
 MAX_VALUES, NBYTES_OF_VALUE = 100_000, 8
 GZIP_SUFFIX = ".gz.metadata.json"
-LOG = "snapshot-log"
 OWN_OF_TABLE = ("encryption-keys", "next-row-id")
 OWN_OF_SNAPSHOT = ("key-id", "first-row-id", "added-rows")
 RETENTION = ("max-ref-age-ms", "max-snapshot-age-ms", "min-snapshots-to-keep")
@@ -110,25 +110,8 @@ def facade(raw: Mapping[str, Any], *, sealed: bool = False) -> Raw:
             for snapshot in raw["snapshots"]
         ]
     if sealed:
-        shown[LOG] = _line(raw)
+        shown["snapshot-log"] = line(raw)
     return shown
-
-
-def with_log(raw: Raw, base: Mapping[str, Any]) -> Raw:
-    """Return the metadata of a commit with the ``snapshot-log`` of its base, if PyIceberg was shown another one."""
-    shown, there = _line(base), {one["snapshot-id"] for one in raw["snapshots"]}
-    kept = [one for one in base.get(LOG) or () if one["snapshot-id"] in there]
-    return {**raw, LOG: [*kept, *(one for one in raw.get(LOG) or () if one not in shown)]}
-
-
-def _line(raw: Mapping[str, Any]) -> list[Raw]:
-    """Return the snapshots of the branch main, the oldest first, as entries of a ``snapshot-log``."""
-    snapshots, line = {one["snapshot-id"]: one for one in raw.get("snapshots") or ()}, []
-    one = snapshots.pop(raw.get("current-snapshot-id"), None)
-    while one is not None:
-        line.append({"timestamp-ms": one["timestamp-ms"], "snapshot-id": one["snapshot-id"]})
-        one = snapshots.pop(one.get("parent-snapshot-id"), None)
-    return line[::-1]
 
 
 def merge(base: Mapping[str, Any] | None, shown: Mapping[str, Any], seal: Callable[[Raw, list[Raw]], None]) -> Raw:

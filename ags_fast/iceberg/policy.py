@@ -9,7 +9,7 @@ from ags_fast.errors import PolicyError
 from ags_fast.iceberg.container import codec_of
 from ags_fast.iceberg.properties import SERVER, check_code, is_inspected, is_shown
 from ags_fast.keys.kms.names import TABLE, check_names
-from ags_fast.metadata.state import PROPERTY
+from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

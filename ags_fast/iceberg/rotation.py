@@ -16,8 +16,8 @@ from ags_fast.iceberg.expiry import ALL_STAY, check_gc, forced
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
 from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
-from ags_fast.metadata.guard import moving
 from ags_fast.metadata.unused import named_keys
+from ags_fast.seals.guard import moving
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -11,15 +11,15 @@ from ags_fast.iceberg.commit import edit, pin_of, pinned, raw_metadata, table_io
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.verification import verify
 from ags_fast.jobs.results import JobResult, Row, counted
-from ags_fast.metadata.guard import SEALED, loading, sealing
-from ags_fast.metadata.pins import OpenPin, parse
-from ags_fast.metadata.state import digest, items
+from ags_fast.seals.guard import SEALED, loading, sealing
+from ags_fast.seals.pins import OpenPin, parse
+from ags_fast.seals.state import digest, items
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.metadata.guard import Sealed
+    from ags_fast.seals.guard import Sealed
 
 __all__ = ["check_pin", "pin", "seal"]
 

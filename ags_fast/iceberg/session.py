@@ -27,7 +27,7 @@ from ags_fast.keys.kms import as_kms, shared_client
 from ags_fast.keys.kms.client import allowed_patterns
 from ags_fast.keys.kms.names import CATALOG, GUARDS, TABLE, check_catalog_names, guards, merged
 from ags_fast.metadata import javajson
-from ags_fast.metadata.guard import SETTING, Guard
+from ags_fast.seals.guard import SETTING, Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -31,9 +31,9 @@ from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
-from ags_fast.metadata.guard import DO, SEALED, WHY
-from ags_fast.metadata.state import PROPERTY
 from ags_fast.metadata.unused import unused_keys
+from ags_fast.seals.guard import DO, SEALED, WHY
+from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -16,6 +16,7 @@ from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.walk import find
 from ags_fast.keys.iceberg import read_encryption_keys
 from ags_fast.keys.metadata import StandardKeyMetadata
+from ags_fast.metadata.history import with_log
 from ags_fast.metadata.javajson import in_java_order
 from ags_fast.metadata.outcome import Attempt, attempted
 
@@ -94,7 +95,7 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
         state = session.table_of(shown)
         raw = metadata.merge(base, shown, lambda raw, new: seal_lists(state, raw, new, inner))
         if base is not None and session.guard.requires():
-            raw = metadata.with_log(raw, base)
+            raw = with_log(raw, base)
     if policy.is_encrypted(raw):
         raw, encrypted = in_java_order(raw), base if base and policy.is_encrypted(base) else None
         keys = raw.get("encryption-keys") or ()

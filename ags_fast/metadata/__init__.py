@@ -1,1 +1,1 @@
-"""Metadata of Iceberg tables, as they are parsed: their shape, Java's spelling, their state, seals and pins of it."""
+"""Metadata of Iceberg tables, as they are parsed: pure functions of their shape, their history and their changes."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.metadata.seal import was_made as sealed_was_made
-from ags_fast.metadata.state import PROPERTY
+from ags_fast.seals.seal import was_made as sealed_was_made
+from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
     from ags_fast.metadata.javajson import Raw

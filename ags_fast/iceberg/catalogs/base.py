@@ -52,10 +52,10 @@ from ags_fast.iceberg.session import (
 from ags_fast.iceberg.snapshots import check_texts
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, remove
-from ags_fast.metadata.guard import loading, registering
 from ags_fast.metadata.outcome import attempted, was_made
 from ags_fast.metadata.shape import understood
-from ags_fast.metadata.state import PROPERTY
+from ags_fast.seals.guard import loading, registering
+from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping

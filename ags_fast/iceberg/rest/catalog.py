@@ -19,8 +19,8 @@ from ags_fast.iceberg import policy
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog, response
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.rest.translation import Translator
-from ags_fast.metadata.guard import loading, sealing
-from ags_fast.metadata.state import PROPERTY
+from ags_fast.seals.guard import loading, sealing
+from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

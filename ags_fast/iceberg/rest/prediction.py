@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 
-from ags_fast.errors import IntegrityError
 from ags_fast.iceberg import metadata
-from ags_fast.metadata.guard import DO
-from ags_fast.metadata.seal import seal_of
-from ags_fast.metadata.state import digest, items
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ags_fast.iceberg.metadata import Raw
 
-__all__ = ["check_made", "predicted"]
+__all__ = ["predicted"]
 
 UPDATES: TypeAdapter[Any] = TypeAdapter(list[TableUpdate])
 OF_PROPERTIES = ("set-properties", "remove-properties")
-SHOWN = 5  # items that an error names
 
 
 def predicted(base: Raw, sent: list[Raw], after: Mapping[str, Any], new: list[Raw]) -> Raw:
@@ -48,24 +42,3 @@ def predicted(base: Raw, sent: list[Raw], after: Mapping[str, Any], new: list[Ra
             one.update(known[one["snapshot-id"]])
 
     return metadata.merge(base, json.loads(made.model_dump_json()), complete)
-
-
-def check_made(stored: Raw, state: Raw, *, requires: bool) -> None:
-    """See that what a server has made of a commit is the state that was sealed.
-
-    IntegrityError if not, and if this client `requires` a seal; else a warning. The commit was made, and stays.
-    """
-    ours = seal_of(state)
-    if ours is not None and seal_of(stored) == ours and digest(stored) == ours.state:
-        return
-    was, now = items(state), items(stored)
-    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name)) or ["the seal"]
-    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    why = (
-        f"the commit was made, and the table is no longer sealed: the server has stored other metadata than were sent. "
-        f"These differ: {', '.join(names[:SHOWN])}{more}. Another client came first, or the server adds to what it is "
-        f"sent. {DO}"
-    )
-    if requires:
-        raise IntegrityError(why)
-    warnings.warn(why, stacklevel=2)

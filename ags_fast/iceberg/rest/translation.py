@@ -18,13 +18,13 @@ from requests.adapters import BaseAdapter
 
 from ags_fast.errors import FormatError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import metadata, policy, properties
-from ags_fast.iceberg.rest.prediction import check_made, predicted
+from ags_fast.iceberg.rest.prediction import predicted
 from ags_fast.iceberg.session import KMS_PREFIXES, committing
 from ags_fast.iceberg.writing import seal_lists
 from ags_fast.metadata import updates
 from ags_fast.metadata.outcome import Attempt, attempted
 from ags_fast.metadata.shape import check_shape
-from ags_fast.metadata.state import PROPERTY
+from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -266,7 +266,7 @@ class Translator(BaseAdapter):
         stored = answer.json()["metadata"]
         _check_opens(sent, stored)
         if state is not None:
-            check_made(stored, state, requires=self._encryption.guard.requires())
+            self._encryption.guard.check_made(stored, state)
 
 
 # ------------------------------------------------------------------------------------------------------------- bodies

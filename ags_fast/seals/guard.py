@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.keys.iceberg import read_encryption_keys, rotate_keks, sealing_secret, write_encryption_keys
-from ags_fast.metadata.pins import OpenPin, SealedPin, parse
-from ags_fast.metadata.seal import Seal, SealKey, make, seal_of
-from ags_fast.metadata.state import PROPERTY, digest, uuid_of
+from ags_fast.seals.pins import OpenPin, SealedPin, parse
+from ags_fast.seals.seal import Seal, SealKey, make, seal_of
+from ags_fast.seals.state import PROPERTY, digest, items, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -43,6 +43,7 @@ __all__ = [
 
 SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
 VERDICTS, TABLES = 64, 1000  # that are kept
+SHOWN = 5  # items that an error names
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 SEALED, CHANGED, FOREIGN, UNSEALED = "sealed", "changed", "foreign", "unsealed"
 DO = "If its owner did that, look at what `ags-fast iceberg seal TABLE --dry-run` shows, and then seal the table"
@@ -150,6 +151,26 @@ class Guard:
     def allows(self, wrapping_key_id: str) -> bool:
         """Tell whether the client's own configuration names a master key in ``encryption.allowed-key-ids``."""
         return any(fnmatchcase(wrapping_key_id, one) for one in self._allowed())
+
+    def check_made(self, stored: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        """See that what a server has made of a commit is the state that was sealed. The commit was made, and stays.
+
+        IntegrityError if not, and if this client requires a seal; else a warning.
+        """
+        ours = seal_of(state)
+        if ours is not None and seal_of(stored) == ours and digest(stored) == ours.state:
+            return
+        was, now = items(state), items(stored)
+        names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name)) or ["the seal"]
+        more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        why = (
+            "the commit was made, and the table is no longer sealed: the server has stored other metadata than were "
+            f"sent. These differ: {', '.join(names[:SHOWN])}{more}. Another client came first, or the server adds to "
+            f"what it is sent. {DO}"
+        )
+        if self.requires():
+            raise IntegrityError(why)
+        warnings.warn(why, stacklevel=4)
 
     def requires(self) -> bool:
         """Tell whether the table that this thread loads or changes must be sealed."""

@@ -20,7 +20,7 @@ from uuid import UUID
 from ags_fast._core import NONCE_NBYTES, TAG_NBYTES, Key
 from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import IntegrityError, PolicyError
-from ags_fast.metadata.state import PROPERTY, digest, text_of, uuid_of
+from ags_fast.seals.state import PROPERTY, digest, text_of, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

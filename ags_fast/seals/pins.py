@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
 from ags_fast.errors import IntegrityError
-from ags_fast.metadata.seal import ID_NBYTES, LEVELS, decoded, encoded
-from ags_fast.metadata.state import digest, snapshot_text, uuid_of
+from ags_fast.seals.seal import ID_NBYTES, LEVELS, decoded, encoded
+from ags_fast.seals.state import digest, snapshot_text, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ags_fast.metadata.seal import Seal, SealKey
+    from ags_fast.seals.seal import Seal, SealKey
 
 __all__ = ["OpenPin", "SealedPin", "parse"]
 
