@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import sys
 from typing import TYPE_CHECKING, Any
@@ -180,6 +181,42 @@ def test_rekey_and_encrypt(folder: Path, table: Table, capsys: pytest.CaptureFix
         assert shown(capsys)["skipped"] == 0
 
 
+def test_force_expire(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    older = [one.metadata_file for one in table.metadata.metadata_log]
+    assert run(folder, "rotate", "--force-expire", "--dry-run", "--json") == 0
+    assert "expired" not in shown(capsys)
+    assert run(folder, "rotate", "--force-expire", "--json") == 0
+    found = shown(capsys)
+    assert set(older) <= {row["src"] for row in found["expired"]["rows"] if row["status"] == "ok"}
+    assert len(table.refresh().metadata.snapshots) == 3
+    assert found["pin"] == pin(table)
+    paths = {one.path for one in files(table)}
+    assert run(folder, "rekey", "--what", "data", "--force-expire") == 0
+    told = capsys.readouterr().out
+    for path in paths:
+        assert path in told
+        assert not os.path.exists(path.removeprefix("file://"))
+    assert len(table.refresh().metadata.snapshots) == 1
+    assert ids(table) == [i for i in range(20) if i != 3]
+
+
+def test_maintain(folder: Path, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    location = table.metadata_location
+    assert run(folder, "maintain", "--dry-run", "--json") == 0
+    capsys.readouterr()
+    assert table.refresh().metadata_location == location
+    assert run(folder, "maintain", "--quiet") == 0
+    assert capsys.readouterr().out == ""
+    (path, *_) = [one.path.removeprefix("file://") for one in files(table.refresh()) if one.kind == "data"]
+    with open(path, "rb") as file:
+        data = file.read()
+    with open(path, "wb") as file:
+        file.write(flip(data, 800))
+    assert run(folder, "maintain", "--quiet", "--verify", "1") == 3
+    assert path in capsys.readouterr().out
+    assert run(folder, "maintain", "--verify", "7") == 2
+
+
 # ------------------------------------------------------------------------------------------------------ seals and pins
 
 REQUIRE = ["--property", "encryption.metadata-seal=require", "--property", "encryption.allowed-key-ids=master"]
@@ -248,7 +285,7 @@ def test_a_table_never_sealed(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert pin_of(folder, capsys).startswith("ags1.")
 
 
-@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "files", "pin"])
+@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "files", "pin", "maintain"])
 def test_a_pin_refuses_an_older_table(
     folder: Path, table: Table, operation: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,7 +293,7 @@ def test_a_pin_refuses_an_older_table(
     table.append(rows(20, 30))
     pin_file = folder / "pin"
     pin_file.write_text(kept := pin_of(folder, capsys))
-    planned = ["--dry-run"] if operation == "expire" else []  # which would remove the older metadata
+    planned = ["--dry-run"] if operation in ("expire", "maintain") else []  # which would remove the older metadata
     assert run(folder, operation, "--pin", kept, *planned) == 0
     with sqlite3.connect(folder / "catalog.db") as database:
         database.execute("update iceberg_tables set metadata_location = ?", (before,))
@@ -323,7 +360,7 @@ def test_a_catalog_of_the_configuration(
     assert shown(capsys)["error_class"] == "ConfigurationError"
 
 
-@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "pin", "files"])
+@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "pin", "maintain", "files"])
 def test_exit_codes(folder: Path, operation: str, capsys: pytest.CaptureFixture[str]) -> None:
     catalog = sql_catalog(folder, PROPERTIES, **MIXED)
     catalog.create_table("ns.plain", schema=SCHEMA).append(rows(0, 3))
@@ -341,7 +378,7 @@ def test_another_keystore(folder: Path, table: Table) -> None:
     assert cli.main(["iceberg", "files", "ns.t", *catalog_options(folder), *options]) == 4
 
 
-@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "pin", "files"])
+@pytest.mark.parametrize("operation", ["verify", "rotate", "rekey", "expire", "seal", "pin", "maintain", "files"])
 def test_without_pyiceberg(
     folder: Path, operation: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

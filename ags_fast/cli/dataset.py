@@ -15,7 +15,7 @@ from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.cli.codes import EXIT_FAILED, ConfigurationError, OutputClosedError
 from ags_fast.cli.commands import DATASET_COMMANDS
 from ags_fast.cli.files import progress
-from ags_fast.cli.job import DATASET, ENGINE, engine, known, result
+from ags_fast.cli.job import DATASET, ENGINE, MAINTAIN, engine, known, result
 from ags_fast.cli.kms import checked, kms, kms_properties
 from ags_fast.cli.options import (
     DRY_RUN,
@@ -126,10 +126,6 @@ REKEY = (
     ),
 )
 DATASETS = option("files", nargs="+", metavar="DATASET", help="folders or URLs of datasets, one after the other")
-MAINTAIN = (
-    option("--verify", type=float, metavar="SHARE", default=0.0, help="the share of the files to verify, 0 to 1"),
-    DRY_RUN,
-)
 OLDER_THAN = option("--older-than", type=hours, metavar="HOURS", help="only files older than this")
 
 # ---------------------------------------------------------------------------------------------------------- operations

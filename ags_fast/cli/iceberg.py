@@ -1,4 +1,4 @@
-"""``ags-fast iceberg verify|rotate|rekey|expire|encrypt|seal|pin|files``: encrypted Iceberg tables."""
+"""``ags-fast iceberg verify|rotate|rekey|expire|encrypt|seal|pin|maintain|files``: encrypted Iceberg tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import lacks
-from ags_fast.cli.codes import ConfigurationError
-from ags_fast.cli.job import ENGINE, engine, result
+from ags_fast.cli.codes import ConfigurationError, code_of_all
+from ags_fast.cli.job import ENGINE, MAINTAIN, engine, result
 from ags_fast.cli.kms import checked, kms_group, kms_properties
 from ags_fast.cli.options import (
     DRY_RUN,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from pyiceberg.table import Table
+
+    from ags_fast.jobs.results import JobResult
 
 SHOWN = 50  # rows, for people
 LOCATIONS = (".metadata.json", ".metadata.json.gz")
@@ -106,9 +108,16 @@ def _table(args: argparse.Namespace, *, reads: bool = False) -> Table:
 def _run(args: argparse.Namespace, name: str, loaded: Table, **options: Any) -> dict[str, Any]:
     """Run a function of ags_fast.iceberg on the table, and return its result as commands show it."""
     with _explained():
-        done = result(getattr(_library(), name)(loaded, **options))
-    del done["dataset"], done["version"]  # of datasets
-    return {"operation": done.pop("operation"), "table": args.file, **done}
+        done = getattr(_library(), name)(loaded, **options)
+    shown = {"operation": done.op, "table": args.file, **_shown(done)}
+    if done.expired is not None:
+        shown["expired"] = _shown(done.expired)
+        shown["exit_code"] = code_of_all((shown["exit_code"], shown["expired"]["exit_code"]))
+    return shown
+
+
+def _shown(done: JobResult) -> dict[str, Any]:
+    return {name: value for name, value in result(done).items() if name not in ("operation", "dataset", "version")}
 
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -143,6 +152,10 @@ def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
 def _seal(args: argparse.Namespace) -> dict[str, Any]:
     args.property["encryption.metadata-seal"] = "write"  # with require a table that others have changed does not load
     return _run(args, "seal", _table(args), pin=args.pin, dry_run=args.dry_run)
+
+
+def _maintain(args: argparse.Namespace) -> dict[str, Any]:
+    return _run(args, "maintain", _table(args), engine=engine(args), **values(args, MAINTAIN))
 
 
 def _pin(args: argparse.Namespace) -> dict[str, Any]:
@@ -198,16 +211,22 @@ def iceberg_text(found: dict[str, Any]) -> str:
         lines += ["", *table(("change", "of"), seen, (False, False))] if seen else []  # all: what the command is for
         done = [row for row in done if row["status"] == "failed"]
         lines += ["", "Nothing was sealed: these files are not intact."] if done else []
-    shown = [row for row in done if found["operation"] != "verify" or row["status"] != "ok"]
-    if shown:
-        cells = [(row["status"], row["format"] or "", row["src"]) for row in shown[:SHOWN]]
-        lines += ["", *table(("status", "kind", "name"), cells, (False, False, False))]
-    if len(shown) > SHOWN:
-        lines.append(f"and {count(len(shown) - SHOWN, 'more row')}: --json shows all")
-    for row in shown[:SHOWN]:
-        if row["error_class"]:
-            lines += ["", *wrapped(f"{row['src']}: {row['error_class']}: {row['error']}", 2)]
+    lines += _row_lines([row for row in done if found["operation"] != "verify" or row["status"] != "ok"])
+    if expired := found.get("expired"):
+        lines += ["", "Then expired:", *_row_lines(expired["rows"])]
     return "\n".join(lines)
+
+
+def _row_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    shown = rows[:SHOWN]
+    if shown:
+        cells = [(row["status"], row["format"] or "", row["src"]) for row in shown]
+        yield from ("", *table(("status", "kind", "name"), cells, (False, False, False)))
+    if len(rows) > SHOWN:
+        yield f"and {count(len(rows) - SHOWN, 'more row')}: --json shows all"
+    for row in shown:
+        if row["error_class"]:
+            yield from ("", *wrapped(f"{row['src']}: {row['error_class']}: {row['error']}", 2))
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -242,6 +261,7 @@ ROTATE = (
     ),
     WRAPPING_KEY_ID,
     switch("--keep-old", "leave the old KEKs in the table, for writers of other engines that have begun"),
+    switch("--force-expire", "then remove older metadata files of any age, with the keys as they were wrapped before"),
     DRY_RUN,
 )
 REKEY = (
@@ -251,6 +271,7 @@ REKEY = (
         default="manifests",
         help="manifests, the default: new keys for manifests and their list; data: for data and delete files, too",
     ),
+    switch("--force-expire", "then remove all snapshots but those of branches and tags, with the files under old keys"),
     DRY_RUN,
 )
 EXPIRE = (
@@ -331,6 +352,13 @@ COMMANDS = (
         _seal,
         (*PINNED, DRY_RUN.but(help="show what was changed, and seal nothing")),
         "Seal what others have changed in TABLE, once every tag of every file is checked. Look at --dry-run first.",
+    ),
+    Command(
+        "maintain",
+        _maintain,
+        (*PINNED, *ENGINE, *MAINTAIN),
+        "Do the upkeep of TABLE, such as every day: remove old snapshots and plans of dead jobs, replace old KEKs, and "
+        "verify a share of the files.",
     ),
     Command(
         "pin",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ags_fast._extras import require
 from ags_fast.cli.codes import ConfigurationError, code_of_rows
 from ags_fast.cli.kms import kms, kms_group
-from ags_fast.cli.options import JSON, OneOf, option
+from ags_fast.cli.options import DRY_RUN, JSON, OneOf, option
 from ags_fast.cli.pins import PIN
 from ags_fast.cli.terminal import interrupts, warn
 
@@ -38,6 +38,10 @@ ENGINE = (
             ),
         )
     ),
+)
+MAINTAIN = (
+    option("--verify", type=float, metavar="SHARE", default=0.0, help="the share of the files to verify, 0 to 1"),
+    DRY_RUN,
 )
 
 
