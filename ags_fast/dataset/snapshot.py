@@ -153,10 +153,10 @@ class Snapshot(NamedTuple):
         left = tuple(table for table in self.entry.files if table.path not in tables)
         return self._replace(entry=msgspec.structs.replace(self.entry, files=left))
 
-    def contents(self, row: FileEntry, threads: int | None = None, *, hide: bool = False) -> Contents:
-        """Return what opens one file. hide: leave out columns whose key the KMS refuses."""
+    def contents(self, row: FileEntry, threads: int | None = None, missing: str = "error") -> Contents:
+        """Return what opens one file. missing: as for `Dataset.open_file`."""
         contents = self.holding(row.key_ids(), threads)
-        return replace(contents, without=denied_keys(contents, [row])) if hide else contents
+        return contents if missing == "error" else _doing_without(contents, denied_keys(contents, [row]), missing)
 
     def holding(self, key_ids: Iterable[str], threads: int | None = None) -> Contents:
         """Return what opens files under the KEKs with these ids. A key store is asked once for all of them."""
@@ -166,11 +166,11 @@ class Snapshot(NamedTuple):
                 self.log.kek_rows.fetch(self.entry.dataset_id, [keys[key_id] for key_id in key_ids if key_id in keys])
             return Contents(self.entry.dataset_id, self.log.store, self.envelope.subset(key_ids), threads)
 
-    def sealed(self, rows: Iterable[FileEntry], columns: Iterable[str] | None, hide: bool) -> Iterator[SealedFile]:
+    def sealed(self, rows: Iterable[FileEntry], columns: Iterable[str] | None, missing: str) -> Iterator[SealedFile]:
         """Yield files that open by themselves, to read these columns, by the names of the schema's top level, or all.
 
-        No other column's key is asked for, and a column whose key is only for others is left out. `hide`: so are
-        columns whose keys the KMS refuses.
+        No other column's key is asked for, and a column whose key is only for others is left out, or null. So are
+        columns whose keys the KMS refuses, unless `missing` is "error".
         """
         wanted = None if columns is None else [name.casefold() for name in columns]
         shared: dict[tuple[frozenset[str], frozenset[str]], Contents] = {}
@@ -179,12 +179,12 @@ class Snapshot(NamedTuple):
             ids = frozenset(row.key_ids())
             read = tuple(key for key in row.column_keys or () if wanted is None or _is_in(key["column"], wanted))
             read_ids = {key["key_id"] for key in read}
-            if hide and not read_ids <= asked:
+            if missing != "error" and not read_ids <= asked:
                 denied |= denied_keys(self.holding(ids), [row._replace(column_keys=read)])
                 asked |= read_ids
             without = ids - (read_ids - denied) - {row.key_id}
             if (ids, without) not in shared:
-                shared[ids, without] = replace(self.holding(ids - without), without=without)
+                shared[ids, without] = _doing_without(self.holding(ids - without), without, missing)
             yield SealedFile(shared[ids, without], _slim(row), self.entry.number, self.log.kek_rows.resolver)
 
     @contextmanager
@@ -205,6 +205,10 @@ class Snapshot(NamedTuple):
 def expired(number: int, url: str) -> ExpiredError:
     """Return the error for a version that was expired while a process was at it."""
     return ExpiredError(errno.ENOENT, f"version {number} was expired while it was read: read the dataset again", url)
+
+
+def _doing_without(contents: Contents, without: frozenset[str], missing: str) -> Contents:
+    return replace(contents, without=without, missing="null" if missing == "null" else "hide")
 
 
 def _is_in(column: str, names: Iterable[str]) -> bool:

@@ -194,11 +194,12 @@ def decrypt_file(  # noqa: PLR0913 (the contract's)
     )
     with Opened(src, reading) as opened:
         chunks = list(opened.chunks())
-        dropped = Dropped.of(opened, chunks)
+        lost = next((chunk for chunk in chunks if chunk.missing), None)
+        dropped = None if lost is None else Dropped(opened, chunks)
         reasons: set[str] = set()
-        if dropped is not None:
+        if lost is not None and dropped is not None:
             if missing == "error":
-                raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
+                raise opened.lacks(lost)
             reasons = {opened.refusal(chunk) for chunk in chunks if chunk.missing} - {""}
             chunks = [chunk for chunk in chunks if chunk.column not in dropped.columns]
         with Target(dst, private=True, fsync=fsync, threads=n, storage_options=storage_options) as target:

@@ -17,6 +17,7 @@ from ags_fast.ags1 import bytes_view, clamp
 from ags_fast.errors import IntegrityError
 from ags_fast.parquet.footer import Dropped, plain_footer, unsigned, view_length, without
 from ags_fast.parquet.keys import Keys, dotted
+from ags_fast.parquet.masked import Masked
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.reading import Reading, check_choice
 from ags_fast.parquet.shown import Layout, Shown, fill_zeros
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ags_fast._types import Buffer, ReadableSource, Retriever
     from ags_fast.keys import StandardKeyMetadata
     from ags_fast.parquet.opened import Chunk
-    from ags_fast.parquet.shown import Job
+    from ags_fast.parquet.shown import Job, Part
 
 __all__ = ["PlainView", "open_plain"]
 
@@ -58,7 +59,7 @@ class PlainView(Cursor):
         missing: str = "error",
         threads: int | None = None,
     ) -> None:
-        check_choice("missing", missing, ("error", "hide"))
+        check_choice("missing", missing, ("error", "hide", "null"))
         if not isinstance(reading.keys, Keys) and not callable(reading.keys):
             kind = type(reading.keys).__name__
             raise TypeError(f"keys must be Keys, or a function from key_metadata to a key, not {kind!r}")
@@ -75,11 +76,9 @@ class PlainView(Cursor):
 
     def _begin(self, opened: Opened, missing: str) -> None:
         """Make the plain footer, and settle which columns are shown."""
-        self._dropped: Dropped | None = None
+        self._gone: Dropped | Masked | None = None
         if opened.crypto is None:
-            self._layout = Layout(opened, None)
-            self._tail = bytearray()
-            self._tail_begin = self._length = opened.source.size
+            self._show(Layout(opened, None), opened.source.size, bytearray())
             return
         footer = opened.footer.plain({})
         chunks = None
@@ -90,25 +89,34 @@ class PlainView(Cursor):
             chunks, footer = self._open_chunks(opened, missing)
         if not opened.encrypted_footer:
             footer = unsigned(footer)
-        self._layout = Layout(opened, chunks)
-        self._length = view_length(opened.footer_offset, len(footer))
-        footer += len(footer).to_bytes(4, "little")
-        footer += PLAIN_MAGIC
-        self._tail = footer
-        self._tail_begin = self._length - len(footer)
+        end, made = opened.footer_offset, 0
+        parts: list[Part] = []
+        if isinstance(self._gone, Masked):
+            parts, end, made = self._gone.parts, self._gone.derived_end, self._gone.end - self._gone.derived_end
+        length = view_length(end, made + len(footer))
+        footer += len(footer).to_bytes(4, "little") + PLAIN_MAGIC
+        self._show(Layout(opened, chunks, parts), length, footer)
+
+    def _show(self, layout: Layout, length: int, tail: bytearray) -> None:
+        """Have the view show these parts, and the tail at its end."""
+        self._layout, self._length, self._tail = layout, length, tail
+        self._tail_begin = length - len(tail)
 
     def _open_chunks(self, opened: Opened, missing: str) -> tuple[list[Chunk], bytearray]:
         """Return the chunks that are shown, and their plain footer."""
         chunks = list(opened.chunks())
-        self._dropped = Dropped.of(opened, chunks)
-        if self._dropped is not None:
+        lost = next((chunk for chunk in chunks if chunk.missing), None)
+        if lost is not None:
             if missing == "error":
-                raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
-            chunks = [chunk for chunk in chunks if chunk.column not in self._dropped.columns]
+                raise opened.lacks(lost)
+            held = [chunk for chunk in chunks if not chunk.missing]
+            self._show(Layout(opened, held), opened.footer_offset, bytearray())  # for what Masked reads
+            self._gone = Dropped(opened, chunks) if missing == "hide" else Masked(opened, chunks, self.read_at)
+            chunks = [chunk for chunk in held if chunk.column not in self._gone.columns]
         metadata = {chunk.number: chunk.shown_metadata() for chunk in chunks if chunk.modules is not None}
         footer = plain_footer(opened.footer, metadata, {chunk.number: chunk.kept for chunk in chunks}, False)
-        if self._dropped is not None:
-            footer = without(bytes(footer), self._dropped, chunks)
+        if self._gone is not None:
+            footer = without(bytes(footer), self._gone, chunks)
         return chunks, footer
 
     def __repr__(self) -> str:
@@ -125,14 +133,19 @@ class PlainView(Cursor):
 
     @property
     def columns(self) -> list[str]:
-        """Dotted paths of the leaf columns that are shown."""
-        hidden = self._dropped.columns if self._dropped is not None else ()
+        """Dotted paths of the leaf columns that are shown, also as nulls."""
+        hidden = self._gone.columns if isinstance(self._gone, Dropped) else ()
         return [dotted(leaf) for number, leaf in enumerate(self._opened.leaves) if number not in hidden]
 
     @property
     def hidden(self) -> list[str]:
         """Dotted paths of the leaf columns that are hidden, because their keys are not held."""
-        return [] if self._dropped is None else list(self._dropped.names)
+        return list(self._gone.names) if isinstance(self._gone, Dropped) else []
+
+    @property
+    def masked(self) -> list[str]:
+        """Dotted paths of the leaf columns that are shown as nulls, because their keys are not held."""
+        return list(self._gone.names) if isinstance(self._gone, Masked) else []
 
     @property
     def decrypted(self) -> int:
@@ -256,7 +269,7 @@ class PlainView(Cursor):
         if at < MAGIC_NBYTES:
             out[: MAGIC_NBYTES - at] = PLAIN_MAGIC[at:end]
             at = min(end, MAGIC_NBYTES)
-        body_end = min(end, self._tail_begin if self._opened.crypto is None else self._opened.footer_offset)
+        body_end = min(end, self._layout.end)
         jobs: list[Job] = [] if later is None else later
         for part in self._layout.find(at, body_end) if at < body_end else ():
             begin, stop = max(at, part.begin), min(part.end, body_end)
