@@ -348,8 +348,7 @@ class Dataset:
 
         Args:
             path: The file's path in the dataset.
-            missing: What becomes of Parquet columns whose master key the KMS refuses: "error", "hide" them, or "null":
-                they are there, and all nulls.
+            missing: What becomes of Parquet columns whose master key the KMS refuses: "error", "hide", or "null".
             threads: How many threads may work on one read; None as for AgsCodec.
 
         Raises:
@@ -358,8 +357,7 @@ class Dataset:
             ExpiredError: The version was expired meanwhile: `refresh`.
             KeyAccessError: The KMS refuses.
         """
-        _check_missing(missing)
-        snapshot = self.snapshot()
+        missing, snapshot = _checked(missing), self.snapshot()
         row = snapshot.file(path)
         with snapshot.unless_expired():
             return format_of(row).view(snapshot.contents(row, threads, missing), row)
@@ -388,8 +386,7 @@ class Dataset:
         Raises:
             ExpiredError: The version was expired meanwhile: `refresh`.
         """
-        _check_missing(missing)
-        snapshot = self.snapshot()
+        missing, snapshot = _checked(missing), self.snapshot()
         if not added or snapshot.entry.operation in ADDS:
             yield from snapshot.sealed(snapshot.files(pattern, added=added), columns, missing)
 
@@ -487,9 +484,10 @@ class Dataset:
         return snapshot
 
 
-def _check_missing(missing: str) -> None:
+def _checked(missing: str) -> str:
     if missing not in ("error", "hide", "null"):
         raise ValueError(f"missing must be 'error', 'hide' or 'null', not {missing!r}")
+    return missing
 
 
 def _changes(old: Mapping[str, FileEntry], new: Mapping[str, FileEntry], store: Store) -> Iterator[Change]:

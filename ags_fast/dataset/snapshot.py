@@ -156,7 +156,9 @@ class Snapshot(NamedTuple):
     def contents(self, row: FileEntry, threads: int | None = None, missing: str = "error") -> Contents:
         """Return what opens one file. missing: as for `Dataset.open_file`."""
         contents = self.holding(row.key_ids(), threads)
-        return contents if missing == "error" else _doing_without(contents, denied_keys(contents, [row]), missing)
+        return replace(
+            contents, without=denied_keys(contents, [row] if missing != "error" else []), nulls=missing == "null"
+        )
 
     def holding(self, key_ids: Iterable[str], threads: int | None = None) -> Contents:
         """Return what opens files under the KEKs with these ids. A key store is asked once for all of them."""
@@ -169,8 +171,7 @@ class Snapshot(NamedTuple):
     def sealed(self, rows: Iterable[FileEntry], columns: Iterable[str] | None, missing: str) -> Iterator[SealedFile]:
         """Yield files that open by themselves, to read these columns, by the names of the schema's top level, or all.
 
-        No other column's key is asked for, and a column whose key is only for others is left out, or null. So are
-        columns whose keys the KMS refuses, unless `missing` is "error".
+        No other column's key is asked for. Columns under other keys, or under refused ones, become what `missing` says.
         """
         wanted = None if columns is None else [name.casefold() for name in columns]
         shared: dict[tuple[frozenset[str], frozenset[str]], Contents] = {}
@@ -184,7 +185,7 @@ class Snapshot(NamedTuple):
                 asked |= read_ids
             without = ids - (read_ids - denied) - {row.key_id}
             if (ids, without) not in shared:
-                shared[ids, without] = _doing_without(self.holding(ids - without), without, missing)
+                shared[ids, without] = replace(self.holding(ids - without), without=without, nulls=missing == "null")
             yield SealedFile(shared[ids, without], _slim(row), self.entry.number, self.log.kek_rows.resolver)
 
     @contextmanager
@@ -205,10 +206,6 @@ class Snapshot(NamedTuple):
 def expired(number: int, url: str) -> ExpiredError:
     """Return the error for a version that was expired while a process was at it."""
     return ExpiredError(errno.ENOENT, f"version {number} was expired while it was read: read the dataset again", url)
-
-
-def _doing_without(contents: Contents, without: frozenset[str], missing: str) -> Contents:
-    return replace(contents, without=without, missing="null" if missing == "null" else "hide")
 
 
 def _is_in(column: str, names: Iterable[str]) -> bool:

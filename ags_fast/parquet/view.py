@@ -19,17 +19,18 @@ from ags_fast.parquet.footer import Dropped, plain_footer, unsigned, view_length
 from ags_fast.parquet.keys import Keys, dotted
 from ags_fast.parquet.masked import Masked
 from ags_fast.parquet.opened import Opened
-from ags_fast.parquet.reading import Reading, check_choice
+from ags_fast.parquet.reading import Reading, check_choice, opening
 from ags_fast.parquet.shown import Layout, Shown, fill_zeros
 from ags_fast.parquet.spec import MAGIC_NBYTES, PLAIN_MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Iterable, Sequence
+    from typing import Any, Unpack
 
     from ags_fast._types import Buffer, ReadableSource, Retriever
     from ags_fast.keys import StandardKeyMetadata
     from ags_fast.parquet.opened import Chunk
+    from ags_fast.parquet.reading import Opening
     from ags_fast.parquet.shown import Job, Part
 
 __all__ = ["PlainView", "open_plain"]
@@ -48,23 +49,16 @@ class PlainView(Cursor):
         src: As for open_plain.
         reading: The keys, and which weaknesses of the file are accepted.
         missing: As for open_plain.
-        threads: As for AgsCodec.
     """
 
-    def __init__(
-        self,
-        src: ReadableSource,
-        reading: Reading,
-        *,
-        missing: str = "error",
-        threads: int | None = None,
-    ) -> None:
+    def __init__(self, src: ReadableSource, reading: Reading, missing: str = "error") -> None:
         check_choice("missing", missing, ("error", "hide", "null"))
         if not isinstance(reading.keys, Keys) and not callable(reading.keys):
             kind = type(reading.keys).__name__
             raise TypeError(f"keys must be Keys, or a function from key_metadata to a key, not {kind!r}")
         self._position = 0
-        threads = thread_count(threads)
+        self._gone: Dropped | Masked | None = None
+        threads = thread_count(reading.threads)
         opened = Opened(src, reading)
         self._shown = Shown(opened, threads)
         self._opened = opened
@@ -76,7 +70,6 @@ class PlainView(Cursor):
 
     def _begin(self, opened: Opened, missing: str) -> None:
         """Make the plain footer, and settle which columns are shown."""
-        self._gone: Dropped | Masked | None = None
         if opened.crypto is None:
             self._show(Layout(opened, None), opened.source.size, bytearray())
             return
@@ -297,21 +290,15 @@ class PlainView(Cursor):
         super().close()
 
 
-def open_plain(  # noqa: PLR0913 (the contract's)
+@opening
+def open_plain(
     src: ReadableSource,
     keys: Keys | Retriever | None = None,
     *,
     key_metadata: StandardKeyMetadata | Buffer | None = None,
     length: int | None = None,
-    aad_prefix: bytes | None = None,
-    aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
-    quirks: Iterable[str] = (),
-    allow_ctr: bool = False,
-    check_crc: bool = True,
-    allow_unauthenticated_levels: bool = True,
-    threads: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    **how: Unpack[Opening],
 ) -> PlainView:
     """Open an encrypted Parquet file as a seekable, read-only file that is a plain Parquet file to any reader.
 
@@ -325,29 +312,23 @@ def open_plain(  # noqa: PLR0913 (the contract's)
             the AAD prefix and, if it has one, the file's length. That length must be `length` if given, else the length
             of the source.
         length: The file's length in bytes, from a trusted place. Bytes after it are never read.
-        aad_prefix: As for decrypt_file.
-        aad_prefix_verifier: As for decrypt_file.
-        missing: What becomes of columns whose keys are not held: "error", or "hide" them, as whole top-level fields.
-        quirks: As for decrypt_file.
-        allow_ctr: As for decrypt_file.
-        check_crc: As for decrypt_file.
-        allow_unauthenticated_levels: As for decrypt_file.
-        threads: As for AgsCodec. A read that covers several column chunks opens them in parallel.
-        storage_options: Options for fsspec, of a URL.
+        missing: What becomes of columns whose keys are not held: "error"; "hide" them, as whole top-level fields; or
+            "null": they are there with their types, and all nulls. In lists and structs, the topmost field all of whose
+            columns are refused is null; a map without its keys is null as a whole. A required field is shown as
+            optional, and a repeated one that is no list as empty.
+        **how: How the file is opened, and the errors if it is not: see `Opening`. A read that covers several column
+            chunks opens them in parallel.
 
     Raises:
-        FormatError: The file is not a Parquet file, or is damaged.
-        IntegrityError: The footer's tag or signature does not pass, or the source has another length. Reads raise it,
-            each time, for a module whose tag does not pass; the error names the place, and all else stays readable.
-        KeyAccessError: A key is missing. The error names the column.
-        PolicyError: The file is not encrypted, has another AAD prefix, or is less protected than the arguments require.
+        IntegrityError: The source has another length. Reads raise it, each time, for a module whose tag does not pass;
+            the error names the place, and all else stays readable.
         ValueError: Both `keys` and `key_metadata` are given, or `aad_prefix` is not the one in `key_metadata`.
     """
     exact = False
     if key_metadata is not None:
         if keys is not None:
             raise ValueError("keys and key_metadata are given: give one of them")
-        keys, aad_prefix, known = _from_metadata(key_metadata, aad_prefix)
+        keys, how["aad_prefix"], known = _from_metadata(key_metadata, how.get("aad_prefix"))
         if known is not None:
             exact = length is None
             if not exact and length != known:
@@ -355,19 +336,7 @@ def open_plain(  # noqa: PLR0913 (the contract's)
             length = known
     if keys is None:
         raise TypeError("keys or key_metadata is required")
-    reading = Reading(
-        keys,
-        aad_prefix,
-        aad_prefix_verifier,
-        quirks,
-        allow_ctr,
-        check_crc,
-        allow_unauthenticated_levels,
-        length=length,
-        exact=exact,
-        storage_options=storage_options,
-    )
-    return PlainView(src, reading, missing=missing, threads=threads)
+    return PlainView(src, Reading(keys, length=length, exact=exact, **how), missing)
 
 
 def _from_metadata(key_metadata: Any, aad_prefix: bytes | None) -> tuple[Keys, bytes, int | None]:
