@@ -6,6 +6,7 @@ import contextlib
 import decimal
 import io
 import itertools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -429,3 +430,11 @@ def test_fsspec(tmp_path: Path) -> None:
     assert data.schema.names == flat().column_names
     assert rows_of(data.to_table()) == expected(flat(), ["text"])
     assert data.to_table(filter=ds.field("text") > "").num_rows == 0
+
+
+def test_a_view_that_nobody_has_is_gone() -> None:
+    """Its source is closed without a search for circles."""
+    view = masked(plain_file(nested()), ["struct.age"])
+    gone = weakref.ref(view)
+    del view
+    assert gone() is None

@@ -155,10 +155,8 @@ class Snapshot(NamedTuple):
 
     def contents(self, row: FileEntry, threads: int | None = None, missing: str = "error") -> Contents:
         """Return what opens one file. missing: as for `Dataset.open_file`."""
-        contents = self.holding(row.key_ids(), threads)
-        return replace(
-            contents, without=denied_keys(contents, [row] if missing != "error" else []), nulls=missing == "null"
-        )
+        held = self.holding(row.key_ids(), threads)
+        return replace(held, without=denied_keys(held, [row] if missing != "error" else []), nulls=missing == "null")
 
     def holding(self, key_ids: Iterable[str], threads: int | None = None) -> Contents:
         """Return what opens files under the KEKs with these ids. A key store is asked once for all of them."""

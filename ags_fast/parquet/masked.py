@@ -21,6 +21,7 @@ from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from ags_fast.parquet.opened import Chunk, Opened
     from ags_fast.parquet.thrift import Edits
@@ -95,16 +96,16 @@ class Masked:
     Args:
         opened: The file.
         chunks: Its column chunks.
-        read: Reads from the view, as `PlainView.read_at` does.
+        reader: Returns what reads from the view, as `PlainView.read_at` does.
 
     Raises:
         FormatError: Nulls would need levels that cannot be made.
     """
 
-    def __init__(self, opened: Opened, chunks: list[Chunk], read: Callable[[int, int], bytes]) -> None:
+    def __init__(self, opened: Opened, chunks: list[Chunk], reader: Callable[[], Any]) -> None:
         self._opened = opened
         self._chunks = chunks
-        self._read = read
+        self._reader = reader
         self._nodes = _nodes(opened.data)
         self.columns = _refused(self._nodes, chunks)
         self.names = [dotted(opened.leaves[column]) for column in sorted(self.columns)]
@@ -225,7 +226,7 @@ class Masked:
         kept = bytes(level <= around.repetition for level in range(256))
         lowered = bytes(min(level, around.definition) for level in range(256))
         repetition, definition = bytearray(), bytearray()
-        for r, d in chunk_levels(self._read, begin, end, codec, (leaf.repetition, leaf.definition)):
+        for r, d in chunk_levels(self._reader(), begin, end, codec, (leaf.repetition, leaf.definition)):
             chosen = r.translate(kept)
             repetition += bytes(compress(r, chosen))
             definition += bytes(compress(d.translate(lowered), chosen))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from ags_fast._core import new_bytes
 from ags_fast._cursor import Cursor
@@ -104,7 +105,8 @@ class PlainView(Cursor):
                 raise opened.lacks(lost)
             held = [chunk for chunk in chunks if not chunk.missing]
             self._show(Layout(opened, held), opened.footer_offset, bytearray())  # for what Masked reads
-            self._gone = Dropped(opened, chunks) if missing == "hide" else Masked(opened, chunks, self.read_at)
+            reader = WeakMethod(self.read_at)  # in no circle with the view, which is closed when nobody has it
+            self._gone = Dropped(opened, chunks) if missing == "hide" else Masked(opened, chunks, reader)
             chunks = [chunk for chunk in held if chunk.column not in self._gone.columns]
         metadata = {chunk.number: chunk.shown_metadata() for chunk in chunks if chunk.modules is not None}
         footer = plain_footer(opened.footer, metadata, {chunk.number: chunk.kept for chunk in chunks}, False)
