@@ -18,11 +18,11 @@ from parquet_corpus import flat, nested
 from parquet_peers import rows_of
 from pme_reference import ParquetFile
 
+from ags_fast.columnar.levels import RLE, chunk_levels, null_page, packed_nbytes
+from ags_fast.columnar.levels import packed as pack
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.parquet import FOOTER_KEY, Keys, encrypt_file, open_plain
 from ags_fast.parquet import filesystem as make_filesystem
-from ags_fast.parquet.levels import RLE, chunk_levels, null_page, packed_nbytes
-from ags_fast.parquet.levels import packed as pack
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -214,7 +214,8 @@ def test_parquet_java_reads_nulls(tmp_path: Path, parquet_java: ParquetJava) -> 
         (tmp_path / "shown").write_bytes(view.read())
         assert rows_of(parquet_java.read(tmp_path / "shown")) == rows_of(pq.read_table(view)), refused
     (tmp_path / "shown").write_bytes(masked(plain_file(flat(), row_group_size=250), ["id"]).read())
-    left = parquet_java.count(tmp_path / "shown", column="id", **{"is": "eq"}, value=3, use=["stats"])
+    question: dict[str, Any] = {"column": "id", "is": "eq", "value": 3, "use": ["stats"]}
+    left = parquet_java.count(tmp_path / "shown", **question)
     assert left["row_groups"] == 0
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ags_fast._core import FRAME_NBYTES, Footer, thrift_splice
+from ags_fast.columnar import thrift
+from ags_fast.columnar.schema import tree
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
-from ags_fast.parquet import thrift
 from ags_fast.parquet.keys import dotted
 from ags_fast.parquet.mover import Moved
 from ags_fast.parquet.opened import unknown_fields, with_kept
@@ -23,18 +25,17 @@ from ags_fast.parquet.spec import (
     PLAIN_MAGIC,
     TAIL_NBYTES,
 )
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ags_fast._core import Modules
+    from ags_fast.columnar.thrift import Edits
     from ags_fast.files.sink import Target
     from ags_fast.parquet.masked import Masked
     from ags_fast.parquet.mover import Side
     from ags_fast.parquet.opened import Chunk, Crypto, Opened
     from ags_fast.parquet.sealer import Sealer
-    from ags_fast.parquet.thrift import Edits
 
 __all__ = [
     "SPECULATIVE_NBYTES",
@@ -324,7 +325,7 @@ class Dropped:
     """Columns whose keys are not held, as whole top-level fields, and a footer's fields without them."""
 
     def __init__(self, opened: Opened, chunks: Iterable[Chunk]) -> None:
-        self.tops = tops = {chunk.path[0] for chunk in chunks if chunk.missing}
+        tops = {chunk.path[0] for chunk in chunks if chunk.missing}
         self.columns = {i for i, leaf in enumerate(opened.leaves) if leaf[0] in tops}
         self.names = [dotted(opened.leaves[i]) for i in sorted(self.columns)]
         kept = [i for i in range(len(opened.leaves)) if i not in self.columns]
@@ -332,21 +333,11 @@ class Dropped:
 
     def schema(self, footer: bytes) -> Edits:
         """Return FileMetaData's schema."""
-        elements = Struct(footer).elements(2) or []
-        kept, skipping, fields = [], False, 0
-        depth = 0  # elements of the current top-level field that are still to come
-        for begin, end in elements[1:]:
-            element = Struct(footer, begin)
-            if depth == 0:
-                name = (element.binary(4) or b"").decode("utf-8", "surrogateescape")
-                skipping = name in self.tops
-                fields += not skipping
-                depth = 1
-            depth += (element.integer(5) or 0) - 1
-            if not skipping:
-                kept.append(footer[begin:end])
+        nodes, elements = tree(footer), Struct(footer).elements(2) or []
+        kept = [i for i, node in enumerate(nodes) if node.parent is not None and node.first not in self.columns]
+        fields = sum(nodes[i].parent is nodes[0] for i in kept)
         root = thrift_splice(footer, elements[0][0], [(5, thrift.I32, thrift.integer(fields))])
-        return [(2, thrift.LIST, thrift.list_of(thrift.STRUCT, [root, *kept]))]
+        return [(2, thrift.LIST, thrift.list_of(thrift.STRUCT, [root, *(footer[slice(*elements[i])] for i in kept)]))]
 
     def orders(self, footer: bytes) -> Edits:
         """Return FileMetaData's column_orders, one for each leaf."""

@@ -11,72 +11,32 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from ags_fast._core import thrift_splice
+from ags_fast.columnar import thrift
+from ags_fast.columnar.levels import HIDE, PLAIN, RLE, chunk_levels, constant, null_page, packed, packed_nbytes
+from ags_fast.columnar.schema import OPTIONAL, REQUIRED, tree
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
-from ags_fast.parquet import thrift
 from ags_fast.parquet.keys import dotted
-from ags_fast.parquet.levels import HIDE, PLAIN, RLE, chunk_levels, constant, null_page, packed, packed_nbytes
 from ags_fast.parquet.shown import Part
 from ags_fast.parquet.spec import PAGES
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ags_fast.columnar.schema import Node
+    from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.opened import Chunk, Opened
-    from ags_fast.parquet.thrift import Edits
 
 __all__ = ["Masked"]
 
-REQUIRED, OPTIONAL, REPEATED = range(3)
 MAP, MAP_KEY_VALUE = 1, 2  # converted types
 LOGICAL_MAP, LOGICAL_VARIANT = 2, 16
 MAX_LEVEL = 255
 MAX_VALUES = 0x7FFFFFFF  # of a page
 
 
-class _Node:
-    """An element of the schema: its leaves are those from number `first` to before `stop`, of all columns."""
-
-    __slots__ = ("definition", "element", "first", "kind", "left", "parent", "repetition", "stop")
-
-    def __init__(self, element: Struct, first: int, parent: _Node | None) -> None:
-        self.element = element
-        self.parent = parent
-        self.first = first
-        self.stop = first + 1
-        self.left = element.integer(5) or 0  # children that are still to come
-        self.kind = REQUIRED if parent is None else element.integer(3) or REQUIRED
-        self.definition: int = (0 if parent is None else parent.definition) + (self.kind != REQUIRED)  # at most
-        self.repetition: int = (0 if parent is None else parent.repetition) + (self.kind == REPEATED)
-
-    @property
-    def leaves(self) -> set[int]:
-        return set(range(self.first, self.stop))
-
-
-def _nodes(footer: bytes) -> list[_Node]:
-    """Return the elements of the schema, in its order: each group before what is in it."""
-    nodes: list[_Node] = []
-    around: list[_Node] = []
-    leaves = 0
-    for begin, _ in Struct(footer).elements(2) or []:
-        while around and not around[-1].left:
-            around.pop().stop = leaves
-        node = _Node(Struct(footer, begin), leaves, around[-1] if around else None)
-        if node.parent is not None:
-            node.parent.left -= 1
-        if node.left:
-            around.append(node)
-        else:
-            leaves += 1
-        nodes.append(node)
-    for node in around:
-        node.stop = leaves
-    return nodes
-
-
-def _refused(nodes: list[_Node], chunks: list[Chunk]) -> set[int]:
+def _refused(nodes: list[Node], chunks: list[Chunk]) -> set[int]:
     """Return the columns that become null. A map without its keys does, as a whole, and so does a part of a variant."""
     columns = {chunk.column for chunk in chunks if chunk.missing}
     for i, node in reversed(list(enumerate(nodes))):  # the inner ones first
@@ -106,12 +66,12 @@ class Masked:
         self._opened = opened
         self._chunks = chunks
         self._reader = reader
-        self._nodes = _nodes(opened.data)
+        self._nodes = tree(opened.data)
         self.columns = _refused(self._nodes, chunks)
         self.names = [dotted(opened.leaves[column]) for column in sorted(self.columns)]
         self.numbers = {column: column for column in range(len(opened.leaves)) if column not in self.columns}
         self._leaves = [node for node in self._nodes[1:] if not node.element.integer(5)]
-        self._tops: dict[int, _Node] = {}  # by column: the topmost field of nulls
+        self._tops: dict[int, Node] = {}  # by column: the topmost field of nulls
         for node in self._nodes[1:]:
             if node.definition >= MAX_LEVEL:
                 raise FormatError(f"a column is in {MAX_LEVEL} lists and structs, or more: {HIDE}")
@@ -192,7 +152,7 @@ class Masked:
         encoded = thrift.struct([(2, thrift.I64, thrift.integer(0)), (3, thrift.STRUCT, metadata)])
         return encoded, at, nbytes, nbytes
 
-    def _count(self, chunk: Chunk, around: _Node) -> int:
+    def _count(self, chunk: Chunk, around: Node) -> int:
         """Return how many entries a chunk of nulls has."""
         if around.repetition:
             sibling = self._sibling(chunk, around)
@@ -201,13 +161,13 @@ class Masked:
             return len(self._levels(sibling, around)[1])
         return Struct(self._opened.data, self._opened.groups[chunk.row_group][0]).integer(3) or 0
 
-    def _sibling(self, chunk: Chunk, around: _Node) -> Chunk:
+    def _sibling(self, chunk: Chunk, around: Node) -> Chunk:
         """Return the chunk of a readable column whose levels are the easiest to read."""
         first = self._opened.groups[chunk.row_group][2]
         held = (self._chunks[first + column] for column in sorted(around.leaves - self.columns))
         return min(held, key=lambda one: (self._leaves[one.column].repetition, one.numbers().compressed_nbytes))
 
-    def _derived(self, chunk: Chunk, around: _Node, count: int, widths: tuple[int, int]) -> bytes:
+    def _derived(self, chunk: Chunk, around: Node, count: int, widths: tuple[int, int]) -> bytes:
         """Return a page of nulls whose entries are those of another column in the same field."""
         sibling = self._sibling(chunk, around)
         levels = self._levels(sibling, around)
@@ -218,7 +178,7 @@ class Masked:
             )
         return null_page(count, [packed(*each) for each in zip(levels, widths, strict=True)], widths)
 
-    def _levels(self, sibling: Chunk, around: _Node) -> tuple[bytes, bytes]:
+    def _levels(self, sibling: Chunk, around: Node) -> tuple[bytes, bytes]:
         """Return the levels of a column as far as the field `around` goes."""
         leaf, begin = self._leaves[sibling.column], sibling.begin()
         end = begin + sibling.numbers().compressed_nbytes

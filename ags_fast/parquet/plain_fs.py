@@ -236,12 +236,8 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
 
     def read(self, length: int | None = -1) -> bytes:
         """Read exactly `length` bytes, or all that are left if fewer are; with None or -1, all that are left."""
-        begin, size = self._advance(length)
-        try:
-            return self.view.read_at(begin, size)
-        except BaseException:
-            self.seek(begin)
-            raise
+        data: bytes = self._read(length, self.view.read_at)
+        return data
 
     def readinto(self, buffer: Any) -> int:
         """Fill a writable buffer.
@@ -249,12 +245,8 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
         Returns:
             The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
         """
-        begin, _ = self._advance(memoryview(buffer).nbytes)
-        try:
-            return self.view.readinto_at(begin, buffer)
-        except BaseException:
-            self.seek(begin)
-            raise
+        size: int = self._read(memoryview(buffer).nbytes, lambda begin, _: self.view.readinto_at(begin, buffer))
+        return size
 
     def readline(self) -> bytes:
         """Read a line."""
@@ -264,14 +256,18 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
             self.loc = self.view.tell()
             return line
 
-    def _advance(self, size: int | None) -> tuple[int, int]:
-        """Move the cursor behind what is to be read. Returns where that begins, and its size in bytes."""
+    def _read(self, size: int | None, directly: Callable[[int, int], Any]) -> Any:
+        """Move the cursor behind what is to be read, and read it. After an error the cursor is where it was."""
         with self._turns.lock:
             begin = self._place()
             left = max(0, self.size - begin)
             size = left if size is None or size < 0 else min(size, left)
             self.loc = begin + size
-        return begin, size
+        try:
+            return directly(begin, size)
+        except BaseException:
+            self.seek(begin)
+            raise
 
     def close(self) -> None:
         """Close the view, and the file if it was opened here."""

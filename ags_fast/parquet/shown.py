@@ -8,19 +8,19 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from ags_fast._core import DONE, LIST, VIEW, ColumnMetadata, PageRun, new_bytes, run_pages, thrift_splice
+from ags_fast.columnar import thrift
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.files.source import with_room
-from ags_fast.parquet import thrift
 from ags_fast.parquet.opened import first_page
 from ags_fast.parquet.pieces import pieces
 from ags_fast.parquet.spec import BLOOM_BITSET, BLOOM_HEADER, MAGIC_NBYTES, PAGES
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.opened import Chunk, Opened
-    from ags_fast.parquet.thrift import Edits
 
 __all__ = ["Job", "Layout", "Part", "Shown", "fill_zeros", "filled"]
 

@@ -161,13 +161,10 @@ def decrypt_file(
     n = thread_count(reading.threads)
     with Opened(src, reading) as opened:
         chunks = list(opened.chunks())
-        lost = next((chunk for chunk in chunks if chunk.missing), None)
-        dropped = None if lost is None else Dropped(opened, chunks)
-        reasons: set[str] = set()
-        if lost is not None and dropped is not None:
-            if missing == "error":
-                raise opened.lacks(lost)
-            reasons = {opened.refusal(chunk) for chunk in chunks if chunk.missing} - {""}
+        lost = opened.lost(chunks, missing == "error")
+        dropped = Dropped(opened, chunks) if lost else None
+        reasons = {opened.refusal(chunk) for chunk in lost} - {""}
+        if dropped is not None:
             chunks = [chunk for chunk in chunks if chunk.column not in dropped.columns]
         with Target(dst, private=True, fsync=fsync, threads=n, storage_options=reading.storage_options) as target:
             mover = Mover(opened, target, lambda chunk: Side("plain"), n, progress=progress)
@@ -257,9 +254,7 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
         if same_size:
             sealer = _same_sealer(opened, chunks, new)
         else:
-            absent = [chunk for chunk in chunks if chunk.missing]
-            if absent:
-                raise opened.lacks(absent[0])
+            opened.lost(chunks, True)
             prefix = new_aad_prefix
             if prefix is None:
                 prefix, store_aad_prefix = opened.prefix, was.stored is not None

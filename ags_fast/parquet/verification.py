@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ags_fast._core import CHECK, DONE, MORE_OUTPUT, PageRun, run_pages
 from ags_fast._threads import thread_count
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.files.source import Window, with_room
 from ags_fast.parquet.opened import Opened
@@ -15,7 +16,6 @@ from ags_fast.parquet.pieces import pieces
 from ags_fast.parquet.reading import Reading, check_choice, opening
 from ags_fast.parquet.report import ColumnReport, Report, footer_warnings, level_warnings
 from ags_fast.parquet.spec import BLOOM_BITSET, BLOOM_HEADER, COLUMN_INDEX, MAGIC_NBYTES, OFFSET_INDEX, PAGES
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,9 +68,7 @@ def verify(
             opened.check_beginning()
             n = 1  # its requests run ahead of one reader
         chunks = list(opened.chunks())
-        absent = [chunk for chunk in chunks if chunk.missing]
-        if absent and missing == "error":
-            raise opened.lacks(absent[0])
+        absent = opened.lost(chunks, missing == "error")
         held = [chunk for chunk in chunks if not chunk.missing]
         waiting = pieces(opened, held)
         checks = {chunk.number: _ChunkCheck(opened, chunk) for chunk in held}

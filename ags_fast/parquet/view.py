@@ -99,10 +99,7 @@ class PlainView(Cursor):
     def _open_chunks(self, opened: Opened, missing: str) -> tuple[list[Chunk], bytearray]:
         """Return the chunks that are shown, and their plain footer."""
         chunks = list(opened.chunks())
-        lost = next((chunk for chunk in chunks if chunk.missing), None)
-        if lost is not None:
-            if missing == "error":
-                raise opened.lacks(lost)
+        if opened.lost(chunks, missing == "error"):
             held = [chunk for chunk in chunks if not chunk.missing]
             self._show(Layout(opened, held), opened.footer_offset, bytearray())  # for what Masked reads
             reader = WeakMethod(self.read_at)  # in no circle with the view, which is closed when nobody has it
@@ -165,12 +162,7 @@ class PlainView(Cursor):
         Raises:
             ValueError: `offset` or `size` is negative, or the view is closed.
         """
-        size = self._clamp(offset, size)
-        if size == 0:
-            return b""
-        out, view = new_bytes(size)
-        self._fill(offset, view)
-        return out
+        return self.read_ranges([(offset, size)])[0]
 
     def read_buffer(self, size: int) -> Any:
         """Read as `read` does, into memory of pyarrow's pool. pyarrow calls this in place of `read`.
@@ -181,9 +173,7 @@ class PlainView(Cursor):
 
         size = self._clamp(self._position, size)
         buffer = pa.allocate_buffer(size)
-        if size > 0:
-            self._fill(self._position, bytes_view(buffer))
-            self._position += size
+        self._position += self.readinto_ranges([(self._position, size)], buffer)
         return buffer
 
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
@@ -192,17 +182,7 @@ class PlainView(Cursor):
         Returns:
             The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
         """
-        view = bytes_view(buffer)
-        if view.readonly:
-            raise TypeError(f"a writable bytes-like object is required, not a read-only {type(buffer).__name__!r}")
-        size = self._clamp(offset, view.nbytes)
-        if size > 0:
-            try:
-                self._fill(offset, view[:size])
-            except BaseException:
-                fill_zeros(view[:size])
-                raise
-        return size
+        return self.readinto_ranges([(offset, bytes_view(buffer).nbytes)], buffer)
 
     def read_ranges(self, ranges: Iterable[Sequence[int]]) -> list[bytes]:
         """Read several ranges. The requests of a store for their pages run at once.
@@ -257,15 +237,14 @@ class PlainView(Cursor):
         self._check_open()
         return clamp(operator.index(offset), operator.index(size), self._length)
 
-    def _fill(self, offset: int, out: memoryview, later: list[Job] | None = None) -> None:
-        """Write the bytes from `offset` to the whole of `out`. later: gets the whole pages, for `Shown.run`."""
+    def _fill(self, offset: int, out: memoryview, jobs: list[Job]) -> None:
+        """Write the bytes from `offset` to the whole of `out`. jobs: gets the whole pages, for `Shown.run`."""
         end = offset + len(out)
         at = offset
         if at < MAGIC_NBYTES:
             out[: MAGIC_NBYTES - at] = PLAIN_MAGIC[at:end]
             at = min(end, MAGIC_NBYTES)
         body_end = min(end, self._layout.end)
-        jobs: list[Job] = [] if later is None else later
         for part in self._layout.find(at, body_end) if at < body_end else ():
             begin, stop = max(at, part.begin), min(part.end, body_end)
             fill_zeros(out[at - offset : begin - offset])
@@ -277,8 +256,6 @@ class PlainView(Cursor):
             at = stop
         if at < end:
             out[at - offset :] = memoryview(self._tail)[at - self._tail_begin : end - self._tail_begin]
-        if later is None:
-            self._shown.run(jobs)
 
     def close(self) -> None:
         """Release opened pages, and close the source if the view opened it. May be called again.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ags_fast.columnar import thrift
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
-from ags_fast.parquet import thrift
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
