@@ -20,8 +20,9 @@ from pme_reference import ParquetFile
 
 from ags_fast.columnar.levels import RLE, chunk_levels, null_page, packed_nbytes
 from ags_fast.columnar.levels import packed as pack
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
-from ags_fast.parquet import FOOTER_KEY, Keys, encrypt_file, open_plain
+from ags_fast.parquet import FOOTER_KEY, Keys, encrypt_file, open_plain, scan_polars
 from ags_fast.parquet import filesystem as make_filesystem
 
 if TYPE_CHECKING:
@@ -439,3 +440,29 @@ def test_a_view_that_nobody_has_is_gone() -> None:
     gone = weakref.ref(view)
     del view
     assert gone() is None
+
+
+@pytest.mark.parametrize("refused", [["text"], ["id"]])
+def test_scan_polars(refused: list[str]) -> None:
+    pl = pytest.importorskip("polars")
+    sealed = seal(plain_file(flat(), row_group_size=250), refused)
+    scan = scan_polars(sealed, Keys(KF), missing="null")
+    assert scan.collect_schema().names() == flat().column_names
+    assert rows_of(scan.collect().to_arrow()) == expected(flat(), refused)
+    assert scan.filter(pl.col(refused[0]).is_not_null()).collect().height == 0
+    assert scan.filter(pl.col(refused[0]).is_null()).select("small").collect().height == 600
+
+
+def test_maps_of_old_writers() -> None:
+    """They mark the repeated group in a map as a map, too: its keys are still the first field in it."""
+    plain = plain_file(nested().select(["map"]))
+    begin = len(plain) - 8 - int.from_bytes(plain[-8:-4], "little")
+    footer = plain[begin:-8]
+    first, end = (Struct(footer).elements(2) or [])[2]
+    footer = footer[: end - 1] + b"\x15\x04" + footer[end - 1 :]  # one more field, which says so
+    assert footer[first:end].endswith(b"\x15")
+    old = plain[:begin] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    view = masked(old, ["map.key_value.value"])
+    assert view.masked == ["map.key_value.value"]
+    assert rows_of(pq.read_table(view)) == expected(nested().select(["map"]), ["map.key_value.value"])
+    assert masked(old, ["map.key_value.key"]).masked == ["map.key_value.key", "map.key_value.value"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ags_fast._core import thrift_splice
 from ags_fast.columnar import thrift
 from ags_fast.columnar.levels import HIDE, PLAIN, RLE, chunk_levels, constant, null_page, packed, packed_nbytes
-from ags_fast.columnar.schema import OPTIONAL, REQUIRED, tree
+from ags_fast.columnar.schema import OPTIONAL, REPEATED, REQUIRED, tree
 from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.parquet.keys import dotted
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Masked"]
 
-MAP, MAP_KEY_VALUE = 1, 2  # converted types
-LOGICAL_MAP, LOGICAL_VARIANT = 2, 16
+MAP, MAP_KEY_VALUE, LOGICAL_MAP, LOGICAL_VARIANT = 1, 2, 2, 16  # two converted types, two logical types
 MAX_LEVEL = 255
 MAX_VALUES = 0x7FFFFFFF  # of a page
 
@@ -40,10 +39,11 @@ def _refused(nodes: list[Node], chunks: list[Chunk]) -> set[int]:
     """Return the columns that become null. A map without its keys does, as a whole, and so does a part of a variant."""
     columns = {chunk.column for chunk in chunks if chunk.missing}
     for i, node in reversed(list(enumerate(nodes))):  # the inner ones first
-        logical, needed = node.element.struct(10), set[int]()
-        if logical is not None and LOGICAL_VARIANT in logical:
+        logical, needed = node.element.struct(10) or (), set[int]()
+        is_map = LOGICAL_MAP in logical or node.element.integer(6) in (MAP, MAP_KEY_VALUE)
+        if LOGICAL_VARIANT in logical:
             needed = node.leaves
-        elif (logical is not None and LOGICAL_MAP in logical) or node.element.integer(6) in (MAP, MAP_KEY_VALUE):
+        elif is_map and node.kind != REPEATED:  # old files call the repeated group in a map one, too
             needed = node.leaves & nodes[min(i + 2, len(nodes) - 1)].leaves  # of the keys
         if not needed.isdisjoint(columns):
             columns |= node.leaves
