@@ -8,23 +8,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    ColumnPath = tuple[str, ...]
-
 __all__ = ["OPTIONAL", "REPEATED", "REQUIRED", "Node", "leaf_paths", "tree"]
 
 REQUIRED, OPTIONAL, REPEATED = range(3)
 
 
-def leaf_paths(elements: Iterator[tuple[str, int]]) -> list[ColumnPath]:
+def leaf_paths(elements: Iterator[tuple[str, int]]) -> list[tuple[str, ...]]:
     """Return the paths of the leaf columns, in order.
 
     Args:
         elements: Name and number of children of each element, the root first, as `Footer.schema` yields them: a tree.
     """
-    paths: list[ColumnPath] = []
-    groups: list[tuple[int, ColumnPath]] = []  # around the current one: children still to come, and their path
+    paths: list[tuple[str, ...]] = []
+    groups: list[tuple[int, tuple[str, ...]]] = []  # around the current one: children still to come, and their path
     left: int = next(elements)[1]  # children of the current group that are still to come
-    path: ColumnPath = ()
+    path: tuple[str, ...] = ()
     for name, children in elements:
         while not left:
             left, path = groups.pop()
