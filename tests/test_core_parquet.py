@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ags_fast import FormatError, IntegrityError, KeyLimitError, _core
-from ags_fast.parquet import thrift
-from ags_fast.parquet.schema import leaf_paths
+from ags_fast.columnar import thrift
+from ags_fast.columnar.schema import leaf_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

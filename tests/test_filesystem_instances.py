@@ -265,8 +265,26 @@ def test_columns_keep_their_keys(options: dict[str, Any], kms: dict[str, str]) -
     allowed = {**kms, "encryption.allowed-key-ids": MASTER}
     hides = fsspec.filesystem("ags", dataset=options["dataset"], kms=allowed, missing="hide")
     assert pq.read_table("copy.parquet", filesystem=hides).column_names == ["x"]
+    masks = fsspec.filesystem("ags", dataset=options["dataset"], kms=allowed, missing="null")
+    assert pq.read_table("copy.parquet", filesystem=masks).to_pydict() == {"x": [1], "secret": [None]}
     with pytest.raises(KeyAccessError):
         fsspec.filesystem("ags", dataset=options["dataset"], kms=allowed).open("moved.parquet")
+
+
+def test_duckdb_reads_nulls(options: dict[str, Any], kms: dict[str, str]) -> None:
+    """The pages of nulls make a file longer: DuckDB asks how long it is."""
+    duckdb = pytest.importorskip("duckdb")
+    keyed = {**options, "write_options": {"fsync": False, "column_keys": {"s.b": "hr"}}}
+    rows = [{"s": None if i % 3 == 0 else {"a": i, "b": "x"}} for i in range(10_000)]
+    pq.write_table(pa.Table.from_pylist(rows), "t2.parquet", filesystem=fsspec.filesystem("ags", **keyed))
+    allowed = {**kms, "encryption.allowed-key-ids": MASTER}
+    masks = fsspec.filesystem("ags", dataset=options["dataset"], kms=allowed, missing="null")
+    with masks.open("t2.parquet") as file:
+        assert masks.info("t2.parquet")["size"] == masks.size("t2.parquet") == file.size
+    with duckdb.connect() as connection:
+        connection.register_filesystem(masks)
+        found = connection.sql("SELECT count(*), sum(s.a), count(s.b), count(s) FROM 'ags://t2.parquet'").fetchall()
+    assert found == [(10_000, sum(i for i in range(10_000) if i % 3), 0, 6666)]
 
 
 CHILD = """

@@ -1,4 +1,4 @@
-"""The arguments that all functions of jobs share, as a caller meets them."""
+"""The arguments that all functions of jobs share, and those that open Parquet files, as a caller meets them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ags_fast import jobs
+from ags_fast import jobs, parquet
 from ags_fast.jobs import Reach
+from ags_fast.parquet.reading import Accepting, Opening, Reading
 
 FUNCTIONS = [name for name in jobs.__all__ if inspect.isfunction(getattr(jobs, name))]
 OWN_KMS = ("destroy_versions", "sweep")  # the KMS is positional, or optional
@@ -47,3 +48,16 @@ def test_help_says_where_they_are_described() -> None:
     assert "see `Reach`" in inspect.getdoc(jobs.compact)  # type: ignore[operator]
     assert Reach.__doc__ is not None
     assert all(f"{name}: " in Reach.__doc__ for name in Reach.__annotations__)
+
+
+@pytest.mark.parametrize("name", ["decrypt_file", "reencrypt_file", "verify", "open_plain", "filesystem"])
+def test_parquet_files_are_opened_by_the_same_arguments(name: str) -> None:
+    function, shared = getattr(parquet, name), Accepting if name == "filesystem" else Opening
+    parameters = inspect.signature(function).parameters
+    assert all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
+    defaults = {each: getattr(Reading(), each) or None for each in shared.__annotations__}
+    assert {each: parameters[each].default or None for each in defaults} == defaults
+    assert f"see `{shared.__name__}`" in (inspect.getdoc(function) or "")
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'exact'"):
+        function(**dict.fromkeys(positional(function)), exact=True)
+    assert all(f"{each}: " in f"{Accepting.__doc__}{Opening.__doc__}" for each in defaults)

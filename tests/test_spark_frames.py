@@ -316,6 +316,15 @@ def test_errors_come_through(spark: SparkSession, kms: dict[str, str], tmp_path:
     dataset = encrypted(src, tmp_path / "ds", kms, column_keys={"b": "hr"})
     refused = {**kms, "encryption.allowed-key-ids": "master"}
     assert ours(spark, dataset, refused, missing="hide").columns == ["a"]
+    masked = ours(spark, dataset, refused, missing="null", pushdown="true")
+    assert masked.dtypes == [("a", "bigint"), ("b", "bigint")]
+    masked.createOrReplaceTempView("masked")
+    one = spark.sql("SELECT count(*), count(a), count(b), sum(b), sum(a) FROM masked").first()
+    assert one == (10_000, 10_000, 0, None, sum(range(10_000)))
+    assert spark.sql("SELECT * FROM masked WHERE a = 7").collect() == [(7, None)]
+    for condition, count in (("b >= 0", 0), ("b IS NULL", 10_000)):  # filters stay with a frame: each has its own
+        again = ours(spark, dataset, refused, missing="null", pushdown="true")
+        assert again.where(condition).count() == count, condition
     assert ours(spark, dataset, refused, "a bigint").count() == 10_000
     with pytest.raises(Exception, match=r"KeyAccessError.*column 'b'"):
         ours(spark, dataset, refused)

@@ -505,6 +505,31 @@ def test_columns_whose_key_is_refused(kms: dict[str, str], dataset: Path) -> Non
         Read(dataset, mine, columns="name", missing="hide")
 
 
+def test_refused_columns_as_nulls(kms: dict[str, str], dataset: Path) -> None:
+    """The schema stays, every part of a file has its rows, and filters on what is refused give none."""
+    table = numbers(3000)
+    structs = pa.array([None if i % 5 == 0 else {"a": i, "b": str(i)} for i in range(3000)])
+    table = table.append_column("s", structs)
+    make(dataset, kms, {"a.parquet": table}, 100, column_keys={"id": "hr", "x": "finance", "s.b": "hr"})
+    mine = refuse(kms, "hr")
+    masked = Read(dataset, mine, missing="null", splitBytes="10k", pushdown="true")
+    assert masked.schema == Read(dataset, kms).schema
+    assert len(masked.partitions) > 3
+    expected = [
+        {**row, "id": None, "s": None if row["s"] is None else {**row["s"], "b": None}} for row in table.to_pylist()
+    ]
+    assert masked.rows() == expected
+    assert Read(dataset, mine, missing="null", columns="name,id").rows() == [
+        {"name": row["name"], "id": None} for row in expected
+    ]
+    declared = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
+    assert Read(dataset, mine, declared, missing="null").table()["id"].null_count == 3000
+    assert masked.push(ds.GreaterThan(("id",), 5)).rows() == []
+    assert Read(dataset, mine, missing="null", pushdown="true").push(ds.IsNull(("id",))).rows() == expected
+    everything = Read(dataset, mine, declared, missing="null", columns="id", splitBytes="10k")
+    assert everything.table().num_rows == 3000
+
+
 def test_the_kms_is_asked_once_for_a_refused_key(kms: dict[str, str], dataset: Path, monkeypatch: Any) -> None:
     make(dataset, kms, {f"{i}.parquet": numbers(10) for i in range(5)}, column_keys={"name": "hr"})
     mine = refuse(kms, "hr")

@@ -348,7 +348,7 @@ class Dataset:
 
         Args:
             path: The file's path in the dataset.
-            missing: What becomes of Parquet columns whose master key the KMS refuses: "error", or "hide" them.
+            missing: What becomes of Parquet columns whose master key the KMS refuses: "error", "hide", or "null".
             threads: How many threads may work on one read; None as for AgsCodec.
 
         Raises:
@@ -357,10 +357,10 @@ class Dataset:
             ExpiredError: The version was expired meanwhile: `refresh`.
             KeyAccessError: The KMS refuses.
         """
-        hide, snapshot = _hides(missing), self.snapshot()
+        missing, snapshot = _checked(missing), self.snapshot()
         row = snapshot.file(path)
         with snapshot.unless_expired():
-            return format_of(row).view(snapshot.contents(row, threads, hide=hide), row)
+            return format_of(row).view(snapshot.contents(row, threads, missing), row)
 
     def sealed_files(
         self,
@@ -379,16 +379,16 @@ class Dataset:
             columns: The columns of Parquet files that will be read, by names of the schema's top level; None is all.
                 No key of another column is asked for, and a column whose key only other columns need is hidden.
             missing: What becomes of those columns if the KMS refuses their master key: "error" when the file is
-                opened, or "hide" them. The KMS is asked here, once for each key.
+                opened, "hide" them, or "null". The KMS is asked here, once for each key.
             added: Whether to take only files whose content came with this version: those that its job wrote, if the
                 job encrypts files or is a transaction. Rekeyed and restored files were there before.
 
         Raises:
             ExpiredError: The version was expired meanwhile: `refresh`.
         """
-        hide, snapshot = _hides(missing), self.snapshot()
+        missing, snapshot = _checked(missing), self.snapshot()
         if not added or snapshot.entry.operation in ADDS:
-            yield from snapshot.sealed(snapshot.files(pattern, added=added), columns, hide)
+            yield from snapshot.sealed(snapshot.files(pattern, added=added), columns, missing)
 
     def copy_file(self, path: str, target: WritableFile, *, threads: int | None = None) -> None:
         """Decrypt one file of this version to a file open for writing, which need not seek.
@@ -484,10 +484,10 @@ class Dataset:
         return snapshot
 
 
-def _hides(missing: str) -> bool:
-    if missing not in ("error", "hide"):
-        raise ValueError(f"missing must be 'error' or 'hide', not {missing!r}")
-    return missing == "hide"
+def _checked(missing: str) -> str:
+    if missing not in ("error", "hide", "null"):
+        raise ValueError(f"missing must be 'error', 'hide' or 'null', not {missing!r}")
+    return missing
 
 
 def _changes(old: Mapping[str, FileEntry], new: Mapping[str, FileEntry], store: Store) -> Iterator[Change]:

@@ -153,10 +153,10 @@ class Snapshot(NamedTuple):
         left = tuple(table for table in self.entry.files if table.path not in tables)
         return self._replace(entry=msgspec.structs.replace(self.entry, files=left))
 
-    def contents(self, row: FileEntry, threads: int | None = None, *, hide: bool = False) -> Contents:
-        """Return what opens one file. hide: leave out columns whose key the KMS refuses."""
-        contents = self.holding(row.key_ids(), threads)
-        return replace(contents, without=denied_keys(contents, [row])) if hide else contents
+    def contents(self, row: FileEntry, threads: int | None = None, missing: str = "error") -> Contents:
+        """Return what opens one file. missing: as for `Dataset.open_file`."""
+        held = self.holding(row.key_ids(), threads)
+        return replace(held, without=denied_keys(held, [row] if missing != "error" else []), nulls=missing == "null")
 
     def holding(self, key_ids: Iterable[str], threads: int | None = None) -> Contents:
         """Return what opens files under the KEKs with these ids. A key store is asked once for all of them."""
@@ -166,11 +166,10 @@ class Snapshot(NamedTuple):
                 self.log.kek_rows.fetch(self.entry.dataset_id, [keys[key_id] for key_id in key_ids if key_id in keys])
             return Contents(self.entry.dataset_id, self.log.store, self.envelope.subset(key_ids), threads)
 
-    def sealed(self, rows: Iterable[FileEntry], columns: Iterable[str] | None, hide: bool) -> Iterator[SealedFile]:
+    def sealed(self, rows: Iterable[FileEntry], columns: Iterable[str] | None, missing: str) -> Iterator[SealedFile]:
         """Yield files that open by themselves, to read these columns, by the names of the schema's top level, or all.
 
-        No other column's key is asked for, and a column whose key is only for others is left out. `hide`: so are
-        columns whose keys the KMS refuses.
+        No other column's key is asked for. Columns under other keys, or under refused ones, become what `missing` says.
         """
         wanted = None if columns is None else [name.casefold() for name in columns]
         shared: dict[tuple[frozenset[str], frozenset[str]], Contents] = {}
@@ -179,12 +178,12 @@ class Snapshot(NamedTuple):
             ids = frozenset(row.key_ids())
             read = tuple(key for key in row.column_keys or () if wanted is None or _is_in(key["column"], wanted))
             read_ids = {key["key_id"] for key in read}
-            if hide and not read_ids <= asked:
+            if missing != "error" and not read_ids <= asked:
                 denied |= denied_keys(self.holding(ids), [row._replace(column_keys=read)])
                 asked |= read_ids
             without = ids - (read_ids - denied) - {row.key_id}
             if (ids, without) not in shared:
-                shared[ids, without] = replace(self.holding(ids - without), without=without)
+                shared[ids, without] = replace(self.holding(ids - without), without=without, nulls=missing == "null")
             yield SealedFile(shared[ids, without], _slim(row), self.entry.number, self.log.kek_rows.resolver)
 
     @contextmanager

@@ -120,7 +120,10 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
         """
         path = self._strip_protocol(path)
         file = self._look(path)
-        return _folder(path) if file is None else info_of(file)
+        if file is None or not file.columns or self._missing == "error":
+            return _folder(path) if file is None else info_of(file)
+        with self.open(path) as opened:  # without columns, or with nulls, its view may have another size
+            return {**info_of(file), "size": opened.size}
 
     def _look(self, path: str) -> DatasetFile | None:
         """Return the file at a path; None: there is a folder."""
@@ -214,7 +217,7 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
 
     def _type(self, path: str) -> str | None:
         try:
-            return str(self.info(path)["type"])
+            return "directory" if self._look(self._strip_protocol(path)) is None else "file"
         except ExpiredError:
             raise
         except FileNotFoundError:
@@ -327,16 +330,13 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
         **kwargs: Any,
     ) -> None:
         """Decrypt files to local paths: see fsspec. Folders come with their files."""
-        if isinstance(lpath, (str, os.PathLike)):
-            lpath = make_path_posix(os.fspath(lpath))
+        lpath = make_path_posix(os.fspath(lpath)) if isinstance(lpath, (str, os.PathLike)) else lpath
         into = isinstance(lpath, str) and (lpath.endswith("/") or os.path.isdir(lpath))
         pairs = targets(self, rpath, lpath, recursive, maxdepth, into)
         if pairs:
             rpaths, lpaths = map(list, zip(*pairs, strict=True))
-            for path in rpaths:
-                check_path(
-                    self._strip_protocol(path)
-                )  # a path that leads out of the dataset would lead out of the folder
+            for path in rpaths:  # one that leads out of the dataset would lead out of the folder
+                check_path(self._strip_protocol(path))
             super().get(rpaths, lpaths, callback=callback, **kwargs)
 
     def get_file(

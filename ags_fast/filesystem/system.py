@@ -49,7 +49,7 @@ class AgsFileSystem(ChangedFiles):
             Modular Encryption), and others as "ags1" (a stream of the same bytes).
         key_store: The path or URL of the folder with the dataset's keys, if they are not in the dataset.
         storage_options: Options for fsspec, of the dataset's URL.
-        missing: What becomes of Parquet columns whose master key the KMS refuses: "error", or "hide" them.
+        missing: What becomes of Parquet columns whose master key the KMS refuses: "error", "hide", or "null".
         write_options: Arguments of `Dataset.transaction`, such as ``{"column_keys": {"card": "finance"}}``.
         threads: How many threads may work on one read; None as for AgsCodec.
         fo: From a chained URL, as are the next two: the path of the dataset.
@@ -96,7 +96,7 @@ class AgsFileSystem(ChangedFiles):
                     f"the protocol 'ags' needs the argument {name!r}: fsspec.filesystem('ags', dataset=<path or URL>, "
                     "kms=<properties>), or storage_options={'dataset': ..., 'kms': ...}"
                 )
-        for name, value, known in (("format", format, FORMATS), ("missing", missing, ("error", "hide"))):
+        for name, value, known in (("format", format, FORMATS), ("missing", missing, ("error", "hide", "null"))):
             if value not in known:
                 raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {value!r}")
         assert dataset is not None and kms is not None

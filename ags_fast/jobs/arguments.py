@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, Required, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Required, TypedDict
+
+from ags_fast.parquet.reading import sharing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,9 +12,6 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.access import KeyPlace
     from ags_fast.keys.kms import KmsClient
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Reach(TypedDict, total=False):
@@ -47,35 +43,4 @@ class Reach(TypedDict, total=False):
     storage_options: Mapping[str, Any] | None
 
 
-def reaching(function: Callable[P, T]) -> Callable[P, T]:
-    """Have a function show the arguments of `Reach` by their names, and refuse wrong ones in its own name."""
-    signature = _expanded(inspect.signature(function))
-
-    @functools.wraps(function)
-    def checked(*args: P.args, **options: P.kwargs) -> T:
-        try:
-            signature.bind(*args, **options)
-        except TypeError as error:
-            raise TypeError(f"{function.__name__}() {error}") from None
-        return function(*args, **options)
-
-    checked.__signature__ = signature  # type: ignore[attr-defined]
-    return checked
-
-
-def _expanded(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature with the arguments of `Reach` in place of ``**at``."""
-    own = [each for each in signature.parameters.values() if each.annotation != "Unpack[Reach]"]
-    if len(own) == len(signature.parameters):
-        return signature
-    hints = {name: hint.__forward_arg__ for name, hint in Reach.__annotations__.items()}
-    at = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if hint.startswith("Required[") else None,
-            annotation=hint,
-        )
-        for name, hint in hints.items()
-    ]
-    return signature.replace(parameters=sorted([*at, *own], key=lambda each: each.kind))
+reaching = sharing(Reach)

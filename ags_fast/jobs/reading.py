@@ -38,7 +38,7 @@ def open_file(
         dataset: The dataset's folder: a path, or a URL of fsspec.
         path: The file's path in the dataset.
         version: The version to read; None is the newest.
-        missing: What becomes of Parquet columns whose master key the KMS refuses: "error", or "hide" them.
+        missing: What becomes of Parquet columns whose master key the KMS refuses: "error", "hide", or "null".
         threads: How many threads may work on one read; None as for AgsCodec.
         **at: How the dataset is reached, and the errors if it is not: see `Reach`.
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ags_fast._core import FRAME_NBYTES, Footer, thrift_splice
+from ags_fast.columnar import thrift
+from ags_fast.columnar.schema import tree
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
-from ags_fast.parquet import thrift
 from ags_fast.parquet.keys import dotted
 from ags_fast.parquet.mover import Moved
 from ags_fast.parquet.opened import unknown_fields, with_kept
@@ -23,17 +25,17 @@ from ags_fast.parquet.spec import (
     PLAIN_MAGIC,
     TAIL_NBYTES,
 )
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ags_fast._core import Modules
+    from ags_fast.columnar.thrift import Edits
     from ags_fast.files.sink import Target
+    from ags_fast.parquet.masked import Masked
     from ags_fast.parquet.mover import Side
     from ags_fast.parquet.opened import Chunk, Crypto, Opened
     from ags_fast.parquet.sealer import Sealer
-    from ags_fast.parquet.thrift import Edits
 
 __all__ = [
     "SPECULATIVE_NBYTES",
@@ -43,6 +45,7 @@ __all__ = [
     "put_footer",
     "resealed_footer",
     "resealed_plain_length",
+    "sorting_before",
     "unsigned",
     "view_length",
     "without",
@@ -209,7 +212,11 @@ class NewFooter:
         for chunk in chunks:
             by_group[chunk.row_group].append(chunk)
         for (begin, end, _, _), group in zip(opened.groups, by_group, strict=True):
-            self.add(opened.data[begin:end], group, None if dropped is None else dropped.sorting(opened.data, begin))
+            self.add(
+                opened.data[begin:end],
+                group,
+                None if dropped is None else sorting_before(opened.data, begin, dropped.numbers),
+            )
         return self.encode(opened, [], dropped)
 
     def encode(self, opened: Opened, edits: Edits, dropped: Dropped | None = None) -> bytes:
@@ -317,36 +324,20 @@ def _padded(chunk: Chunk) -> bytes:
 class Dropped:
     """Columns whose keys are not held, as whole top-level fields, and a footer's fields without them."""
 
-    def __init__(self, opened: Opened, tops: set[str]) -> None:
-        self.tops = tops
+    def __init__(self, opened: Opened, chunks: Iterable[Chunk]) -> None:
+        tops = {chunk.path[0] for chunk in chunks if chunk.missing}
         self.columns = {i for i, leaf in enumerate(opened.leaves) if leaf[0] in tops}
         self.names = [dotted(opened.leaves[i]) for i in sorted(self.columns)]
         kept = [i for i in range(len(opened.leaves)) if i not in self.columns]
-        self._number = {old: new for new, old in enumerate(kept)}
-
-    @classmethod
-    def of(cls, opened: Opened, chunks: Iterable[Chunk]) -> Dropped | None:
-        """Return the columns whose keys are missing; None if there are none."""
-        tops = {chunk.path[0] for chunk in chunks if chunk.missing}
-        return cls(opened, tops) if tops else None
+        self.numbers = {old: new for new, old in enumerate(kept)}
 
     def schema(self, footer: bytes) -> Edits:
         """Return FileMetaData's schema."""
-        elements = Struct(footer).elements(2) or []
-        kept, skipping, fields = [], False, 0
-        depth = 0  # elements of the current top-level field that are still to come
-        for begin, end in elements[1:]:
-            element = Struct(footer, begin)
-            if depth == 0:
-                name = (element.binary(4) or b"").decode("utf-8", "surrogateescape")
-                skipping = name in self.tops
-                fields += not skipping
-                depth = 1
-            depth += (element.integer(5) or 0) - 1
-            if not skipping:
-                kept.append(footer[begin:end])
+        nodes, elements = tree(footer), Struct(footer).elements(2) or []
+        kept = [i for i, node in enumerate(nodes) if node.parent is not None and node.first not in self.columns]
+        fields = sum(nodes[i].parent is nodes[0] for i in kept)
         root = thrift_splice(footer, elements[0][0], [(5, thrift.I32, thrift.integer(fields))])
-        return [(2, thrift.LIST, thrift.list_of(thrift.STRUCT, [root, *kept]))]
+        return [(2, thrift.LIST, thrift.list_of(thrift.STRUCT, [root, *(footer[slice(*elements[i])] for i in kept)]))]
 
     def orders(self, footer: bytes) -> Edits:
         """Return FileMetaData's column_orders, one for each leaf."""
@@ -356,18 +347,28 @@ class Dropped:
         kept = [footer[begin:end] for i, (begin, end) in enumerate(elements) if i not in self.columns]
         return [(7, thrift.LIST, thrift.list_of(thrift.STRUCT, kept))]
 
-    def sorting(self, footer: bytes, group: int) -> Edits:
-        """Return a row group's sorting_columns before the first that is gone: later ones order rows within that one."""
-        elements = Struct(footer, group).elements(4)
-        if elements is None:
-            return []
-        kept = []
-        for begin, _ in elements:
-            number = self._number.get(Struct(footer, begin).integer(1) or 0)
-            if number is None:
-                break
-            kept.append(thrift_splice(footer, begin, [(1, thrift.I32, thrift.integer(number))]))
-        return [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, kept) if kept else None)]
+    def stand_in(self, number: int) -> None:
+        """Return None: a chunk that is left out has nothing in its place."""
+
+
+def sorting_before(footer: bytes, group: int, numbers: Mapping[int, int]) -> Edits:
+    """Return a row group's sorting_columns before the first whose values are not shown: it orders the later ones.
+
+    Args:
+        footer: The footer.
+        group: Where the row group begins there.
+        numbers: New numbers of the columns that are shown, by their old ones.
+    """
+    elements = Struct(footer, group).elements(4)
+    if elements is None:
+        return []
+    kept = []
+    for begin, _ in elements:
+        number = numbers.get(Struct(footer, begin).integer(1) or 0)
+        if number is None:
+            break
+        kept.append(thrift_splice(footer, begin, [(1, thrift.I32, thrift.integer(number))]))
+    return [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, kept) if kept else None)]
 
 
 # ---------------------------------------------------------------------------------------------------------- plain views
@@ -417,27 +418,32 @@ def _with_kept(footer: bytes, kept: dict[int, Edits]) -> bytearray:
     return bytearray(thrift_splice(footer, 0, [(4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups))]))
 
 
-def without(footer: bytes, dropped: Dropped, chunks: list[Chunk]) -> bytearray:
-    """Remove hidden columns from a plain footer; `chunks` are the other columns'."""
+def without(footer: bytes, gone: Dropped | Masked, chunks: list[Chunk]) -> bytearray:
+    """Remove columns whose keys are not held from a plain footer, or show them as nulls; `chunks` are the others'."""
     parsed = Footer(footer)
-    shown: list[list[Chunk]] = [[] for _ in parsed.groups()]
-    for chunk in chunks:
-        shown[chunk.row_group].append(chunk)
+    held = {chunk.number: chunk for chunk in chunks}
     groups = []
-    for (begin, end, _, _), kept in zip(parsed.groups(), shown, strict=True):
-        spans = [parsed.chunk(chunk.number) for chunk in kept]
-        numbers = [chunk.numbers() for chunk in kept]
+    for begin, end, first, count in parsed.groups():
+        shown = []  # a ColumnChunk, where it begins, its sizes
+        for number in range(first, first + count):
+            if chunk := held.get(number):
+                span, numbers = parsed.chunk(number), chunk.numbers()
+                sizes = numbers.uncompressed_nbytes, numbers.compressed_nbytes
+                shown.append((footer[span.begin : span.end], chunk.begin(), *sizes))
+            elif stand_in := gone.stand_in(number):
+                shown.append(stand_in)
+        columns, begins, uncompressed, compressed = zip(*shown, strict=True) if shown else ([], [0], [], [])
         edits = [
-            (1, thrift.LIST, thrift.list_of(thrift.STRUCT, [footer[span.begin : span.end] for span in spans])),
-            (2, thrift.I64, thrift.integer(sum(number.uncompressed_nbytes for number in numbers))),
-            *dropped.sorting(footer, begin),
-            (5, thrift.I64, thrift.integer(kept[0].begin() if kept else 0)),
-            (6, thrift.I64, thrift.integer(sum(number.compressed_nbytes for number in numbers))),
+            (1, thrift.LIST, thrift.list_of(thrift.STRUCT, list(columns))),
+            (2, thrift.I64, thrift.integer(sum(uncompressed))),
+            *sorting_before(footer, begin, gone.numbers),
+            (5, thrift.I64, thrift.integer(begins[0])),
+            (6, thrift.I64, thrift.integer(sum(compressed))),
         ]
         groups.append(thrift_splice(footer[begin:end], 0, edits))
     edits = [
-        *dropped.schema(footer),
+        *gone.schema(footer),
         (4, thrift.LIST, thrift.list_of(thrift.STRUCT, groups)),
-        *dropped.orders(footer),
+        *gone.orders(footer),
     ]
     return bytearray(thrift_splice(footer, 0, edits))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ags_fast.columnar.thrift import Struct
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.reading import Reading
 from ags_fast.parquet.spec import TAIL_NBYTES
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ags_fast._core import COPY, DONE, LIST, MORE_OUTPUT, SAME_SIZE, Modules, PageRun, offset_index, run_pages
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.files.source import Window, with_room
 from ags_fast.parquet.pieces import list_pages, pieces
 from ags_fast.parquet.spec import BLOOM_BITSET, BLOOM_HEADER, MAGIC_NBYTES, OFFSET_INDEX, PAGES
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hmac
 
 from ags_fast._core import CHECK, DONE, ColumnChunk, ColumnMetadata, Footer, Modules, PageRun, run_pages, thrift_splice
+from ags_fast.columnar.schema import leaf_paths
+from ags_fast.columnar.thrift import BINARY, FALSE, STRUCT, TRUE, Struct, binary, struct
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.files.source import Source
 from ags_fast.parquet.keys import KeyRing, dotted
 from ags_fast.parquet.reading import PLAIN, Reading
-from ags_fast.parquet.schema import leaf_paths
 from ags_fast.parquet.spec import (
     ALGORITHMS,
     COLUMN_METADATA,
@@ -24,7 +25,6 @@ from ags_fast.parquet.spec import (
     SIGNATURE_NBYTES,
     TAIL_NBYTES,
 )
-from ags_fast.parquet.thrift import BINARY, FALSE, STRUCT, TRUE, Struct, binary, struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from ags_fast._core import Key
     from ags_fast._types import ReadableSource
+    from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.keys import ColumnPath
-    from ags_fast.parquet.thrift import Edits
 
 __all__ = ["Chunk", "Crypto", "Opened", "first_page", "unknown_fields", "with_kept"]
 
@@ -336,11 +336,13 @@ class Opened:
 
     # ---- keys
 
-    def lacks(self, chunk: Chunk) -> KeyAccessError:
-        """Return the error for a column that is needed, and whose key is not held."""
-        error = KeyAccessError(f"the key of column {chunk.name!r} is needed and not given{self.refusal(chunk)}")
-        error.__cause__ = self.keyring.refusal(chunk.key_metadata)
-        return error
+    def lost(self, chunks: list[Chunk], needed: bool) -> list[Chunk]:
+        """Return the chunks whose keys are not held. KeyAccessError if there is one, and all are needed."""
+        lost = [chunk for chunk in chunks if chunk.missing]
+        if lost and needed:
+            what = f"the key of column {lost[0].name!r} is needed and not given{self.refusal(lost[0])}"
+            raise KeyAccessError(what) from self.keyring.refusal(lost[0].key_metadata)
+        return lost
 
     def refusal(self, chunk: Chunk) -> str:
         """Return why a column's key is not held, as the end of a message."""

@@ -7,9 +7,9 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from ags_fast._core import DONE, LIST, PageRun, run_pages
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.parquet.spec import BLOOM_HEADER, COLUMN_INDEX, MAGIC_NBYTES, OFFSET_INDEX, PAGES
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

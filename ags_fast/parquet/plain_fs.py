@@ -11,20 +11,22 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from ags_fast._cursor import Turns
-from ags_fast.parquet.reading import Reading, check_choice
+from ags_fast.parquet.reading import Reading, accepting, check_choice
 from ags_fast.parquet.view import PlainView
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import NoReturn
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn, Unpack
 
     from ags_fast._types import ReadableSource, Retriever
     from ags_fast.parquet.keys import Keys
+    from ags_fast.parquet.reading import Accepting
 
 __all__ = ["PlainFileSystem", "filesystem"]
 
 
-def filesystem(  # noqa: PLR0913 (the contract's)
+@accepting
+def filesystem(
     keys: Keys | Retriever | None = None,
     *,
     keys_for: Callable[[str], Keys | Retriever] | None = None,
@@ -32,14 +34,9 @@ def filesystem(  # noqa: PLR0913 (the contract's)
     target_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
     aad_prefix: bytes | Callable[[str], bytes | None] | None = None,
-    aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
-    quirks: Iterable[str] = (),
-    allow_ctr: bool = False,
-    check_crc: bool = True,
-    allow_unauthenticated_levels: bool = True,
     plain: str = "refuse",
-    threads: int | None = None,
+    **accepted: Unpack[Accepting],
 ) -> PlainFileSystem:
     """Make an fsspec filesystem, "ags-parquet", that shows encrypted Parquet files as plain ones; read-only.
 
@@ -54,14 +51,9 @@ def filesystem(  # noqa: PLR0913 (the contract's)
         target_options: The options of that filesystem.
         fs: In place of both, that filesystem itself.
         aad_prefix: The AAD prefix of all files, or a function from a path to an AAD prefix.
-        aad_prefix_verifier: As for open_plain.
         missing: As for open_plain.
-        quirks: As for open_plain.
-        allow_ctr: As for open_plain.
-        check_crc: As for open_plain.
-        allow_unauthenticated_levels: As for open_plain.
         plain: What becomes of files without encryption: "refuse" raises PolicyError, "allow" shows them as they are.
-        threads: As for open_plain.
+        **accepted: What is accepted of the files, and the errors for others: see `Accepting`.
 
     Raises:
         TypeError: Neither `keys` nor `keys_for` is given, or both are.
@@ -71,38 +63,28 @@ def filesystem(  # noqa: PLR0913 (the contract's)
         raise TypeError("either keys or keys_for is required")
     check_choice("plain", plain, ("refuse", "allow"))
     target = fs if fs is not None else fsspec.filesystem(target_protocol, **(target_options or {}))
-    reading = Reading(
-        aad_prefix_verifier=aad_prefix_verifier,
-        quirks=quirks,
-        allow_ctr=allow_ctr,
-        check_crc=check_crc,
-        allow_unauthenticated_levels=allow_unauthenticated_levels,
-        allow_plain=plain == "allow",
-    )
+    reading = Reading(allow_plain=plain == "allow", **accepted)
 
     def reading_of(path: str) -> Reading:
         prefix = aad_prefix(path) if callable(aad_prefix) else aad_prefix
         return replace(reading, keys=keys if keys_for is None else keys_for(path), aad_prefix=prefix)
 
-    return PlainFileSystem(_Settings(target, reading_of, missing, threads))
+    return PlainFileSystem(_Settings(target, reading_of, missing))
 
 
 class _Settings:
     """The settings of a filesystem in one object, since fsspec shows, hashes and serialises arguments."""
 
-    def __init__(
-        self, fs: AbstractFileSystem, reading_of: Callable[[str], Reading], missing: str, threads: int | None
-    ) -> None:
+    def __init__(self, fs: AbstractFileSystem, reading_of: Callable[[str], Reading], missing: str) -> None:
         self.fs = fs
         self._reading_of = reading_of
         self._missing = missing
-        self._threads = threads
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a filesystem that holds keys is never pickled: make one where it is used")
 
     def open(self, path: str, source: ReadableSource) -> PlainView:
-        return PlainView(source, self._reading_of(path), missing=self._missing, threads=self._threads)
+        return PlainView(source, self._reading_of(path), self._missing)
 
 
 class PlainFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -254,12 +236,8 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
 
     def read(self, length: int | None = -1) -> bytes:
         """Read exactly `length` bytes, or all that are left if fewer are; with None or -1, all that are left."""
-        begin, size = self._advance(length)
-        try:
-            return self.view.read_at(begin, size)
-        except BaseException:
-            self.seek(begin)
-            raise
+        data: bytes = self._read(length, self.view.read_at)
+        return data
 
     def readinto(self, buffer: Any) -> int:
         """Fill a writable buffer.
@@ -267,12 +245,8 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
         Returns:
             The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
         """
-        begin, _ = self._advance(memoryview(buffer).nbytes)
-        try:
-            return self.view.readinto_at(begin, buffer)
-        except BaseException:
-            self.seek(begin)
-            raise
+        size: int = self._read(memoryview(buffer).nbytes, lambda begin, _: self.view.readinto_at(begin, buffer))
+        return size
 
     def readline(self) -> bytes:
         """Read a line."""
@@ -282,14 +256,18 @@ class PlainFile(AbstractBufferedFile):  # type: ignore[misc]
             self.loc = self.view.tell()
             return line
 
-    def _advance(self, size: int | None) -> tuple[int, int]:
-        """Move the cursor behind what is to be read. Returns where that begins, and its size in bytes."""
+    def _read(self, size: int | None, directly: Callable[[int, int], Any]) -> Any:
+        """Move the cursor behind what is to be read, and read it. After an error the cursor is where it was."""
         with self._turns.lock:
             begin = self._place()
             left = max(0, self.size - begin)
             size = left if size is None or size < 0 else min(size, left)
             self.loc = begin + size
-        return begin, size
+        try:
+            return directly(begin, size)
+        except BaseException:
+            self.seek(begin)
+            raise
 
     def close(self) -> None:
         """Close the view, and the file if it was opened here."""

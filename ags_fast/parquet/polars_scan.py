@@ -10,13 +10,12 @@ import struct
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ags_fast._core import ColumnMetadata, Footer, new_bytes, thrift_splice
+from ags_fast._core import ColumnMetadata, new_bytes, thrift_splice
+from ags_fast.columnar import thrift
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
-from ags_fast.parquet import thrift
-from ags_fast.parquet.opened import first_page
-from ags_fast.parquet.schema import leaf_paths
+from ags_fast.parquet.opened import Opened, first_page
 from ags_fast.parquet.spec import MAGIC_NBYTES, PLAIN_MAGIC, TAIL_NBYTES
-from ags_fast.parquet.thrift import Struct
 from ags_fast.parquet.view import PlainView, open_plain
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from ags_fast._types import ReadableSource, Retriever
+    from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.keys import Keys
-    from ags_fast.parquet.thrift import Edits
 
 __all__ = ["scan_polars"]
 
@@ -158,15 +157,9 @@ class _File:
         self._view = view
         self._owned = owned
         try:
-            tail = view.size - TAIL_NBYTES
-            nbytes = int.from_bytes(view.read_at(tail, 4), "little")
-            self._data = view.read_at(tail - nbytes, nbytes)
-            self._footer = Footer(self._data)
-            self._groups = self._footer.groups()
-            self._leaves = leaf_paths(self._footer.schema())
-            for _, _, _, count in self._groups:
-                if count != len(self._leaves):
-                    raise FormatError(f"a row group has {count} column chunks, the schema {len(self._leaves)} columns")
+            opened = Opened(view)
+            self._data, self._footer = opened.data, opened.footer
+            self._groups, self._leaves = opened.groups, opened.leaves
             self._rows = [Struct(self._data, begin).integer(3) or 0 for begin, _, _, _ in self._groups]
             self._ends = list(accumulate(self._rows))  # in rows of the file
             self.rows = sum(self._rows)

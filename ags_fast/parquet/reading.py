@@ -1,10 +1,12 @@
-"""The arguments of the public functions as values: how an encrypted file is read, and how a new one is encrypted."""
+"""The arguments of the public functions: those that several share, and as values how a file is read or encrypted."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
 
 from ags_fast.parquet.spec import ALGORITHMS
 
@@ -12,7 +14,22 @@ if TYPE_CHECKING:
     from ags_fast._types import Retriever
     from ags_fast.parquet.keys import Keys
 
-__all__ = ["PLAIN", "QUIRKS", "V2_LAYOUTS", "Encryption", "Reading", "check_choice"]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+__all__ = [
+    "PLAIN",
+    "QUIRKS",
+    "V2_LAYOUTS",
+    "Accepting",
+    "Encryption",
+    "Opening",
+    "Reading",
+    "accepting",
+    "check_choice",
+    "opening",
+    "sharing",
+]
 
 QUIRKS = frozenset({"duckdb", "arrow-ctr-mislabel"})
 V2_LAYOUTS = {None: 0, "arrow": 1, "parquet-java": 2}  # as PageRun numbers them; None keeps what a page has
@@ -24,9 +41,90 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
         raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
+def sharing(shared: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have functions show the arguments of a TypedDict by their names, and refuse wrong ones in their own names.
+
+    Args:
+        shared: The TypedDict, which is their ``**`` argument.
+        **defaults: What arguments that are not required are shown to be; None if it is not here.
+    """
+    hints = {name: hint.__forward_arg__ for name, hint in shared.__annotations__.items()}
+    required = dict.fromkeys((name for name in hints if hints[name].startswith("Required[")), inspect.Parameter.empty)
+    values, kind = {**dict.fromkeys(hints), **defaults, **required}, inspect.Parameter.KEYWORD_ONLY
+    named = [inspect.Parameter(name, kind, default=values[name], annotation=hint) for name, hint in hints.items()]
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.annotation != f"Unpack[{shared.__name__}]"]
+        if len(own) < len(signature.parameters):
+            signature = signature.replace(parameters=sorted([*named, *own], key=lambda each: each.kind))
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> T:
+            try:
+                signature.bind(*args, **options)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(*args, **options)
+
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        return checked
+
+    return decorate
+
+
+class Accepting(TypedDict, total=False):
+    """What is accepted of encrypted files: keyword arguments of the functions that open them.
+
+    Attributes:
+        aad_prefix_verifier: Called with the AAD prefix; raises if this is the wrong file.
+        quirks: Mistakes of other writers to accept: "duckdb", "arrow-ctr-mislabel".
+        allow_ctr: Whether to accept a file under AES_GCM_CTR_V1, whose page bytes have no tag. Pass True only for a
+            file that you know to be written so. Beside an encrypted footer no tag covers the algorithm's name: anyone
+            with write access to the storage can rename AES_GCM_V1 to AES_GCM_CTR_V1, and then change the pages of a
+            file that had tags.
+        check_crc: Whether a wrong CRC of a page without a tag is an IntegrityError. This finds damage, not forgery: 16
+            bytes of such a page can be chosen so that the CRC fits.
+        allow_unauthenticated_levels: Whether to accept V2 pages as parquet-java writes them, whose levels are outside
+            of the module, in plain text and without a tag. Anyone with write access can change which values are null,
+            and where lists begin. Reports and views name such pages; False refuses them with IntegrityError.
+        threads: As for AgsCodec.
+
+    Raises:
+        FormatError: The file is not a Parquet file, or is damaged.
+        IntegrityError: A tag does not pass. The error names module, row group, column and page.
+        KeyAccessError: A key is missing. The error names the column.
+        PolicyError: The file is not encrypted, has another AAD prefix, or is less protected than the arguments require.
+    """
+
+    aad_prefix_verifier: Callable[[bytes], object] | None
+    quirks: Iterable[str]
+    allow_ctr: bool
+    check_crc: bool
+    allow_unauthenticated_levels: bool
+    threads: int | None
+
+
+class Opening(Accepting, total=False):
+    """How an encrypted file is opened: `Accepting`, and two more arguments.
+
+    Attributes:
+        aad_prefix: The file's AAD prefix. Required if the file does not store it, else compared with the stored one.
+        storage_options: Options for fsspec, of URLs.
+    """
+
+    aad_prefix: bytes | None
+    storage_options: Mapping[str, Any] | None
+
+
+DEFAULTS: dict[str, Any] = {"quirks": (), "allow_ctr": False, "check_crc": True, "allow_unauthenticated_levels": True}
+accepting = sharing(Accepting, **DEFAULTS)
+opening = sharing(Opening, **DEFAULTS)
+
+
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Reading:
-    """How a file is opened. See `ags_fast.parquet.decrypt_file` for the fields that are its arguments."""
+    """How a file is opened. See `Opening` for the fields that are arguments."""
 
     keys: Keys | Retriever | None = None  # None opens no module
     aad_prefix: bytes | None = None
@@ -35,6 +133,7 @@ class Reading:
     allow_ctr: bool = False
     check_crc: bool = True
     allow_unauthenticated_levels: bool = True
+    threads: int | None = None
     allow_plain: bool = False  # whether a file without encryption is accepted beside keys
     length: int | None = None  # of the file in bytes, from a trusted place
     exact: bool = False  # whether bytes after `length` are an IntegrityError

@@ -8,17 +8,19 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from ags_fast._core import DONE, LIST, VIEW, ColumnMetadata, PageRun, new_bytes, run_pages, thrift_splice
+from ags_fast.columnar import thrift
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.files.source import with_room
-from ags_fast.parquet import thrift
 from ags_fast.parquet.opened import first_page
 from ags_fast.parquet.pieces import pieces
 from ags_fast.parquet.spec import BLOOM_BITSET, BLOOM_HEADER, MAGIC_NBYTES, PAGES
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.opened import Chunk, Opened
-    from ags_fast.parquet.thrift import Edits
 
 __all__ = ["Job", "Layout", "Part", "Shown", "fill_zeros", "filled"]
 
@@ -43,16 +45,19 @@ def fill_zeros(out: memoryview) -> None:
 class Part:
     """A part of the file, from offset `begin` to `end`: a column chunk's pages, bloom filter, or one of its indexes.
 
-    `chunk` is None for a file without encryption, which is shown as it is.
+    `chunk` is None for a file without encryption, which is shown as it is. `make` makes a part that no file has.
     """
 
-    __slots__ = ("begin", "bounds", "chunk", "dictionary", "end", "module")
+    __slots__ = ("begin", "bounds", "chunk", "dictionary", "end", "make", "module")
 
-    def __init__(self, begin: int, end: int, module: int, chunk: Chunk | None) -> None:
+    def __init__(
+        self, begin: int, end: int, module: int, chunk: Chunk | None, make: Callable[[], bytes] | None = None
+    ) -> None:
         self.begin = begin
         self.end = end
         self.module = module
         self.chunk = chunk
+        self.make = make
         self.bounds: list[int] | None = None  # where its pages begin and the last one ends, once known
         self.dictionary = False  # whether its first page is a dictionary
 
@@ -126,9 +131,11 @@ class _Cache:
 class Layout:
     """Finds the parts of a file by offset. Chunks are read as late as possible: a file can have very many."""
 
-    def __init__(self, opened: Opened, chunks: list[Chunk] | None) -> None:
+    def __init__(self, opened: Opened, chunks: list[Chunk] | None, made: Sequence[Part] = ()) -> None:
         self._opened = opened
         self._chunks = chunks  # the shown ones, if the footer needed them
+        self._made = made  # parts behind all others, in order
+        self.end = made[-1].end if made else opened.source.size if opened.crypto is None else opened.footer_offset
         self._firsts = [first for _, _, first, _ in opened.groups]
         self._ordinals: dict[int, int] = {}
         self._pages: dict[int, Part] = {}  # by chunk
@@ -206,6 +213,7 @@ class Layout:
                 for piece in pieces(opened, chunks):
                     known = self._pages.get(piece.chunk.number) if piece.module == PAGES else None
                     parts.append(known or Part(piece.begin, piece.end, piece.module, piece.chunk))
+                parts += self._made
             self._table = [part.begin for part in parts], parts
         return self._table
 
@@ -236,14 +244,15 @@ class Shown:
     def show(self, part: Part, begin: int, out: memoryview, jobs: list[Job]) -> None:
         """Write a part's bytes from `begin` to the whole of `out`. Whole pages are appended to `jobs`, for `run`."""
         end = begin + len(out)
-        if part.chunk is None or part.chunk.modules is None:
+        if part.make is None and (part.chunk is None or part.chunk.modules is None):
             data = self._opened.source.read_to(out, begin, end)
             if not self._opened.source.is_file:
                 out[:] = data
             return
-        if part.module != PAGES:
+        if part.module != PAGES or part.make is not None:
             out[:] = memoryview(self._module(part))[begin - part.begin : end - part.begin]
             return
+        assert part.chunk is not None
         if begin == part.begin and end == part.end:
             jobs.append(Job(part.chunk, self._pages(part.chunk, end - begin, 0, False), begin, end, out))
             return
@@ -364,10 +373,10 @@ class Shown:
     # ---- indexes and bloom filters
 
     def _module(self, part: Part) -> bytes:
-        """Return an index or a bloom filter as it is shown: as long as it was sealed."""
+        """Return what is no page of the file as it is shown: an index or a bloom filter as long as it was sealed."""
         data = self._cache.get(part.begin)
         if data is None:
-            data = self._open_module(part)
+            data = self._open_module(part) if part.make is None else part.make()
             self._cache.put(part.begin, data)
         return data
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ags_fast._core import ORDINAL_MAX, thrift_splice
+from ags_fast.columnar import thrift
 from ags_fast.errors import FormatError
 from ags_fast.files.sink import Target
-from ags_fast.parquet import thrift
 from ags_fast.parquet.footer import NewFooter, put_footer
 from ags_fast.parquet.mover import Mover
 from ags_fast.parquet.opened import Opened
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ags_fast._types import WritableTarget
+    from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.keys import Keys
     from ags_fast.parquet.opened import Chunk, Crypto
-    from ags_fast.parquet.thrift import Edits
 
 __all__ = ["Encoder", "TableWriter", "check_number"]
 

@@ -13,18 +13,19 @@ from ags_fast.files.sink import Target
 from ags_fast.parquet.footer import Dropped, NewFooter, put_footer, resealed_footer, resealed_plain_length
 from ags_fast.parquet.mover import Mover, Side
 from ags_fast.parquet.opened import Crypto, Opened, unknown_fields
-from ags_fast.parquet.reading import V2_LAYOUTS, Encryption, Reading, check_choice
+from ags_fast.parquet.reading import V2_LAYOUTS, Encryption, Reading, check_choice, opening
 from ags_fast.parquet.report import footer_warnings, report_of, v2_warnings
 from ags_fast.parquet.sealer import Sealer, new_crypto
 from ags_fast.parquet.spec import ALGORITHMS, ENCRYPTED_MAGIC, PLAIN_MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
+    from collections.abc import Callable, Mapping
+    from typing import Any, Unpack
 
     from ags_fast._types import ReadableSource, Retriever, WritableTarget
     from ags_fast.parquet.keys import Keys
     from ags_fast.parquet.opened import Chunk
+    from ags_fast.parquet.reading import Opening
     from ags_fast.parquet.report import Report
 
 __all__ = ["decrypt_file", "encrypt_file", "reencrypt_file"]
@@ -128,22 +129,16 @@ def _write(op: str, chunks: list[Chunk], mover: Mover, sealer: Sealer, plaintext
     return report
 
 
-def decrypt_file(  # noqa: PLR0913 (the contract's)
+@opening
+def decrypt_file(
     src: ReadableSource,
     dst: WritableTarget | bytearray,
     keys: Keys | Retriever,
     *,
-    aad_prefix: bytes | None = None,
-    aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
-    quirks: Iterable[str] = (),
-    allow_ctr: bool = False,
-    check_crc: bool = True,
-    allow_unauthenticated_levels: bool = True,
-    threads: int | None = None,
     fsync: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] | None = None,
+    **how: Unpack[Opening],
 ) -> Report:
     """Decrypt a Parquet file to a plain one, which appears at `dst` only when every tag has passed.
 
@@ -153,55 +148,25 @@ def decrypt_file(  # noqa: PLR0913 (the contract's)
         keys: Keys, or a function from a key_metadata to its key. The function gets None where the file stores no
             key_metadata. ``Keys(None, {...})`` reads, of a file with a signed footer, columns that have keys of their
             own; the signature is not verified then, as the report says.
-        aad_prefix: The file's AAD prefix. Required if the file does not store it, else compared with the stored one.
-        aad_prefix_verifier: Called with the AAD prefix; raises if this is the wrong file.
         missing: What becomes of columns whose keys are not held: "error", or "drop" them, as whole top-level fields.
-        quirks: Mistakes of other writers to accept: "duckdb", "arrow-ctr-mislabel".
-        allow_ctr: Whether to accept a file under AES_GCM_CTR_V1, whose page bytes have no tag. Pass True only for a
-            file that you know to be written so. Beside an encrypted footer no tag covers the algorithm's name: anyone
-            with write access to the storage can rename AES_GCM_V1 to AES_GCM_CTR_V1, and then change the pages of a
-            file that had tags.
-        check_crc: Whether a wrong CRC of a page without a tag is an IntegrityError. This finds damage, not forgery: 16
-            bytes of such a page can be chosen so that the CRC fits.
-        allow_unauthenticated_levels: Whether to accept V2 pages as parquet-java writes them, whose levels are outside
-            of the module, in plain text and without a tag. Anyone with write access can change which values are null,
-            and where lists begin. The report names such pages; False refuses them with IntegrityError.
-        threads: As for AgsCodec.
         fsync: Whether a path's file and folder are on the disk when the call returns.
-        storage_options: Options for fsspec, of URLs.
         progress: Called with the bytes of the source that were done since its last call.
+        **how: How the file is opened, and the errors if it is not: see `Opening`.
 
     Returns:
         What was written, by column, with its lengths in bytes.
-
-    Raises:
-        FormatError: The file is not a Parquet file, or is damaged.
-        IntegrityError: A tag does not pass. The error names module, row group, column and page.
-        KeyAccessError: A key is missing. The error names the column.
-        PolicyError: The file is not encrypted, has another AAD prefix, or is less protected than the arguments require.
     """
     check_choice("missing", missing, ("error", "drop"))
-    n = thread_count(threads)
-    reading = Reading(
-        keys,
-        aad_prefix,
-        aad_prefix_verifier,
-        quirks,
-        allow_ctr,
-        check_crc,
-        allow_unauthenticated_levels,
-        storage_options=storage_options,
-    )
+    reading = Reading(keys, **how)
+    n = thread_count(reading.threads)
     with Opened(src, reading) as opened:
         chunks = list(opened.chunks())
-        dropped = Dropped.of(opened, chunks)
-        reasons: set[str] = set()
+        lost = opened.lost(chunks, missing == "error")
+        dropped = Dropped(opened, chunks) if lost else None
+        reasons = {opened.refusal(chunk) for chunk in lost} - {""}
         if dropped is not None:
-            if missing == "error":
-                raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
-            reasons = {opened.refusal(chunk) for chunk in chunks if chunk.missing} - {""}
             chunks = [chunk for chunk in chunks if chunk.column not in dropped.columns]
-        with Target(dst, private=True, fsync=fsync, threads=n, storage_options=storage_options) as target:
+        with Target(dst, private=True, fsync=fsync, threads=n, storage_options=reading.storage_options) as target:
             mover = Mover(opened, target, lambda chunk: Side("plain"), n, progress=progress)
             target.put(PLAIN_MAGIC)
             mover.move(chunks)
@@ -219,14 +184,13 @@ def decrypt_file(  # noqa: PLR0913 (the contract's)
             return report
 
 
+@opening
 def reencrypt_file(  # noqa: PLR0913 (the contract's)
     src: ReadableSource,
     dst: WritableTarget | bytearray,
     old: Keys | Retriever,
     new: Keys,
     *,
-    aad_prefix: bytes | None = None,
-    aad_prefix_verifier: Callable[[bytes], object] | None = None,
     new_aad_prefix: bytes | None = None,
     store_aad_prefix: bool = True,
     same_size: bool = False,
@@ -234,14 +198,9 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
     plaintext_footer: bool | None = None,
     other_columns: str = "footer",
     v2_layout: str | None = None,
-    quirks: Iterable[str] = (),
-    allow_ctr: bool = False,
-    check_crc: bool = True,
-    allow_unauthenticated_levels: bool = True,
-    threads: int | None = None,
     fsync: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] | None = None,
+    **how: Unpack[Opening],
 ) -> Report:
     """Give an encrypted Parquet file new keys, without decoding a value and without plaintext in storage.
 
@@ -252,8 +211,6 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
         dst: As for encrypt_file. It may be `src`, which is replaced when the new file is complete.
         old: The keys that the file has, as for decrypt_file.
         new: The keys that it gets.
-        aad_prefix: The file's AAD prefix, as for decrypt_file.
-        aad_prefix_verifier: As for decrypt_file.
         new_aad_prefix: A new AAD prefix; None keeps the old one.
         store_aad_prefix: Whether the file stores `new_aad_prefix`.
         same_size: Whether every module stays where it is, and as long as it is. Each column keeps its kind of key, and
@@ -263,23 +220,15 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
         plaintext_footer: As for encrypt_file; None keeps the file's.
         other_columns: As for encrypt_file.
         v2_layout: As for encrypt_file; None keeps each page's.
-        quirks: As for decrypt_file.
-        allow_ctr: As for decrypt_file.
-        check_crc: As for decrypt_file.
-        allow_unauthenticated_levels: As for decrypt_file.
-        threads: As for AgsCodec.
         fsync: As for encrypt_file.
-        storage_options: As for encrypt_file.
         progress: As for encrypt_file.
+        **how: How `src` is opened, and the errors if it is not: see `Opening`.
 
     Returns:
         What was written, by column, with its lengths in bytes.
 
     Raises:
-        FormatError: As decrypt_file.
-        IntegrityError: As decrypt_file.
-        KeyAccessError: As decrypt_file, and if the old footer key is not given.
-        PolicyError: As decrypt_file.
+        KeyAccessError: The old footer key is not given.
         ValueError: An argument is impossible, or `same_size` is impossible with the others.
     """
     if algorithm is not None:
@@ -290,17 +239,8 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
         new_aad_prefix is None and algorithm is None and plaintext_footer is None and v2_layout is None
     ):
         raise ValueError("same_size keeps the AAD prefix, the algorithm, the footer's mode and the V2 layout")
-    n = thread_count(threads)
-    reading = Reading(
-        old,
-        aad_prefix,
-        aad_prefix_verifier,
-        quirks,
-        allow_ctr,
-        check_crc,
-        allow_unauthenticated_levels,
-        storage_options=storage_options,
-    )
+    reading = Reading(old, **how)
+    n = thread_count(reading.threads)
     with Opened(src, reading) as opened:
         if not opened.footer_verified:
             raise KeyAccessError(
@@ -314,15 +254,13 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
         if same_size:
             sealer = _same_sealer(opened, chunks, new)
         else:
-            absent = [chunk for chunk in chunks if chunk.missing]
-            if absent:
-                raise opened.lacks(absent[0])
+            opened.lost(chunks, True)
             prefix = new_aad_prefix
             if prefix is None:
                 prefix, store_aad_prefix = opened.prefix, was.stored is not None
-            how = Encryption(algorithm or was.algorithm, plaintext_footer, other_columns, prefix, store_aad_prefix)
-            sealer = Sealer(opened, new, *new_crypto(how, new), other_columns=other_columns)
-        with Target(dst, private=False, fsync=fsync, threads=n, storage_options=storage_options) as target:
+            new_how = Encryption(algorithm or was.algorithm, plaintext_footer, other_columns, prefix, store_aad_prefix)
+            sealer = Sealer(opened, new, *new_crypto(new_how, new), other_columns=other_columns)
+        with Target(dst, private=False, fsync=fsync, threads=n, storage_options=reading.storage_options) as target:
             mover = Mover(
                 opened,
                 target,

@@ -8,43 +8,39 @@ from typing import TYPE_CHECKING
 
 from ags_fast._core import CHECK, DONE, MORE_OUTPUT, PageRun, run_pages
 from ags_fast._threads import thread_count
+from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.files.source import Window, with_room
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.pieces import pieces
-from ags_fast.parquet.reading import Reading, check_choice
+from ags_fast.parquet.reading import Reading, check_choice, opening
 from ags_fast.parquet.report import ColumnReport, Report, footer_warnings, level_warnings
 from ags_fast.parquet.spec import BLOOM_BITSET, BLOOM_HEADER, COLUMN_INDEX, MAGIC_NBYTES, OFFSET_INDEX, PAGES
-from ags_fast.parquet.thrift import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Unpack
 
     from ags_fast._types import ReadableSource, Retriever
     from ags_fast.files.source import Source
     from ags_fast.parquet.keys import Keys
     from ags_fast.parquet.opened import Chunk
     from ags_fast.parquet.pieces import Piece
+    from ags_fast.parquet.reading import Opening
 
 __all__ = ["verify"]
 
 WINDOW_NBYTES = 1 << 20  # of the file, at a time and thread: a smaller one costs more in calls than it gains in cache
 
 
+@opening
 def verify(
     src: ReadableSource,
     keys: Keys | Retriever,
     *,
-    aad_prefix: bytes | None = None,
-    aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
-    quirks: Iterable[str] = (),
-    allow_ctr: bool = False,
-    allow_unauthenticated_levels: bool = True,
-    threads: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] | None = None,
+    **how: Unpack[Opening],
 ) -> Report:
     """Check every module of an encrypted Parquet file.
 
@@ -55,46 +51,24 @@ def verify(
     Args:
         src: A path, a URL, a bytes-like object or a seekable binary file.
         keys: As for decrypt_file.
-        aad_prefix: As for decrypt_file.
-        aad_prefix_verifier: As for decrypt_file.
         missing: What becomes of columns whose keys are not held: "error", or "skip" them. Their `key` is "missing".
-        quirks: As for decrypt_file.
-        allow_ctr: As for decrypt_file.
-        allow_unauthenticated_levels: As for decrypt_file.
-        threads: As for AgsCodec.
-        storage_options: Options for fsspec, of a URL.
         progress: Called with the bytes that were checked since its last call.
+        **how: How the file is opened, and the errors if it is not: see `Opening`.
 
     Returns:
         A report with a row for each column. A row's `tags` tells which parts of the column have a tag; `authenticated`
         is True if all have. Plain columns have no tags, pages under AES_GCM_CTR_V1 have none, and levels of V2 pages
         in parquet-java's layout have none: `unauthenticated_levels` lists these levels.
-
-    Raises:
-        FormatError: The file is not a Parquet file, or is damaged.
-        IntegrityError: A check fails. The error names module, row group, column and page.
-        KeyAccessError: A key is missing. The error names the column.
-        PolicyError: The file is not encrypted, has another AAD prefix, or is less protected than the arguments require.
     """
     check_choice("missing", missing, ("error", "skip"))
-    n = thread_count(threads)
-    reading = Reading(
-        keys,
-        aad_prefix,
-        aad_prefix_verifier,
-        quirks,
-        allow_ctr,
-        allow_unauthenticated_levels=allow_unauthenticated_levels,
-        storage_options=storage_options,
-    )
+    reading = Reading(keys, **how)
+    n = thread_count(reading.threads)
     with Opened(src, reading) as opened:
         if opened.source.is_remote:
             opened.check_beginning()
             n = 1  # its requests run ahead of one reader
         chunks = list(opened.chunks())
-        absent = [chunk for chunk in chunks if chunk.missing]
-        if absent and missing == "error":
-            raise opened.lacks(absent[0])
+        absent = opened.lost(chunks, missing == "error")
         held = [chunk for chunk in chunks if not chunk.missing]
         waiting = pieces(opened, held)
         checks = {chunk.number: _ChunkCheck(opened, chunk) for chunk in held}
@@ -265,7 +239,7 @@ class _ChunkCheck:
             max(0, metadata.compressed_nbytes),
             max(0, metadata.num_values),
             short_sizes=chunk.modules is not None and chunk.modules.aad is None,
-            keep_checksum=False,
+            keep_checksum=not opened.reading.check_crc,
             refuse_levels=not opened.reading.allow_unauthenticated_levels,
             table=True,
             dictionary=metadata.dictionary_page > 0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from ags_fast._core import new_bytes
 from ags_fast._cursor import Cursor
@@ -17,19 +18,21 @@ from ags_fast.ags1 import bytes_view, clamp
 from ags_fast.errors import IntegrityError
 from ags_fast.parquet.footer import Dropped, plain_footer, unsigned, view_length, without
 from ags_fast.parquet.keys import Keys, dotted
+from ags_fast.parquet.masked import Masked
 from ags_fast.parquet.opened import Opened
-from ags_fast.parquet.reading import Reading, check_choice
+from ags_fast.parquet.reading import Reading, check_choice, opening
 from ags_fast.parquet.shown import Layout, Shown, fill_zeros
 from ags_fast.parquet.spec import MAGIC_NBYTES, PLAIN_MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Iterable, Sequence
+    from typing import Any, Unpack
 
     from ags_fast._types import Buffer, ReadableSource, Retriever
     from ags_fast.keys import StandardKeyMetadata
     from ags_fast.parquet.opened import Chunk
-    from ags_fast.parquet.shown import Job
+    from ags_fast.parquet.reading import Opening
+    from ags_fast.parquet.shown import Job, Part
 
 __all__ = ["PlainView", "open_plain"]
 
@@ -47,23 +50,16 @@ class PlainView(Cursor):
         src: As for open_plain.
         reading: The keys, and which weaknesses of the file are accepted.
         missing: As for open_plain.
-        threads: As for AgsCodec.
     """
 
-    def __init__(
-        self,
-        src: ReadableSource,
-        reading: Reading,
-        *,
-        missing: str = "error",
-        threads: int | None = None,
-    ) -> None:
-        check_choice("missing", missing, ("error", "hide"))
+    def __init__(self, src: ReadableSource, reading: Reading, missing: str = "error") -> None:
+        check_choice("missing", missing, ("error", "hide", "null"))
         if not isinstance(reading.keys, Keys) and not callable(reading.keys):
             kind = type(reading.keys).__name__
             raise TypeError(f"keys must be Keys, or a function from key_metadata to a key, not {kind!r}")
         self._position = 0
-        threads = thread_count(threads)
+        self._gone: Dropped | Masked | None = None
+        threads = thread_count(reading.threads)
         opened = Opened(src, reading)
         self._shown = Shown(opened, threads)
         self._opened = opened
@@ -75,11 +71,8 @@ class PlainView(Cursor):
 
     def _begin(self, opened: Opened, missing: str) -> None:
         """Make the plain footer, and settle which columns are shown."""
-        self._dropped: Dropped | None = None
         if opened.crypto is None:
-            self._layout = Layout(opened, None)
-            self._tail = bytearray()
-            self._tail_begin = self._length = opened.source.size
+            self._show(Layout(opened, None), opened.source.size, bytearray())
             return
         footer = opened.footer.plain({})
         chunks = None
@@ -90,25 +83,32 @@ class PlainView(Cursor):
             chunks, footer = self._open_chunks(opened, missing)
         if not opened.encrypted_footer:
             footer = unsigned(footer)
-        self._layout = Layout(opened, chunks)
-        self._length = view_length(opened.footer_offset, len(footer))
-        footer += len(footer).to_bytes(4, "little")
-        footer += PLAIN_MAGIC
-        self._tail = footer
-        self._tail_begin = self._length - len(footer)
+        end, made = opened.footer_offset, 0
+        parts: list[Part] = []
+        if isinstance(self._gone, Masked):
+            parts, end, made = self._gone.parts, self._gone.derived_end, self._gone.end - self._gone.derived_end
+        length = view_length(end, made + len(footer))
+        footer += len(footer).to_bytes(4, "little") + PLAIN_MAGIC
+        self._show(Layout(opened, chunks, parts), length, footer)
+
+    def _show(self, layout: Layout, length: int, tail: bytearray) -> None:
+        """Have the view show these parts, and the tail at its end."""
+        self._layout, self._length, self._tail = layout, length, tail
+        self._tail_begin = length - len(tail)
 
     def _open_chunks(self, opened: Opened, missing: str) -> tuple[list[Chunk], bytearray]:
         """Return the chunks that are shown, and their plain footer."""
         chunks = list(opened.chunks())
-        self._dropped = Dropped.of(opened, chunks)
-        if self._dropped is not None:
-            if missing == "error":
-                raise opened.lacks(next(chunk for chunk in chunks if chunk.missing))
-            chunks = [chunk for chunk in chunks if chunk.column not in self._dropped.columns]
+        if opened.lost(chunks, missing == "error"):
+            held = [chunk for chunk in chunks if not chunk.missing]
+            self._show(Layout(opened, held), opened.footer_offset, bytearray())  # for what Masked reads
+            reader = WeakMethod(self.read_at)  # in no circle with the view, which is closed when nobody has it
+            self._gone = Dropped(opened, chunks) if missing == "hide" else Masked(opened, chunks, reader)
+            chunks = [chunk for chunk in held if chunk.column not in self._gone.columns]
         metadata = {chunk.number: chunk.shown_metadata() for chunk in chunks if chunk.modules is not None}
         footer = plain_footer(opened.footer, metadata, {chunk.number: chunk.kept for chunk in chunks}, False)
-        if self._dropped is not None:
-            footer = without(bytes(footer), self._dropped, chunks)
+        if self._gone is not None:
+            footer = without(bytes(footer), self._gone, chunks)
         return chunks, footer
 
     def __repr__(self) -> str:
@@ -125,14 +125,19 @@ class PlainView(Cursor):
 
     @property
     def columns(self) -> list[str]:
-        """Dotted paths of the leaf columns that are shown."""
-        hidden = self._dropped.columns if self._dropped is not None else ()
+        """Dotted paths of the leaf columns that are shown, also as nulls."""
+        hidden = self._gone.columns if isinstance(self._gone, Dropped) else ()
         return [dotted(leaf) for number, leaf in enumerate(self._opened.leaves) if number not in hidden]
 
     @property
     def hidden(self) -> list[str]:
         """Dotted paths of the leaf columns that are hidden, because their keys are not held."""
-        return [] if self._dropped is None else list(self._dropped.names)
+        return list(self._gone.names) if isinstance(self._gone, Dropped) else []
+
+    @property
+    def masked(self) -> list[str]:
+        """Dotted paths of the leaf columns that are shown as nulls, because their keys are not held."""
+        return list(self._gone.names) if isinstance(self._gone, Masked) else []
 
     @property
     def decrypted(self) -> int:
@@ -157,12 +162,7 @@ class PlainView(Cursor):
         Raises:
             ValueError: `offset` or `size` is negative, or the view is closed.
         """
-        size = self._clamp(offset, size)
-        if size == 0:
-            return b""
-        out, view = new_bytes(size)
-        self._fill(offset, view)
-        return out
+        return self.read_ranges([(offset, size)])[0]
 
     def read_buffer(self, size: int) -> Any:
         """Read as `read` does, into memory of pyarrow's pool. pyarrow calls this in place of `read`.
@@ -173,9 +173,7 @@ class PlainView(Cursor):
 
         size = self._clamp(self._position, size)
         buffer = pa.allocate_buffer(size)
-        if size > 0:
-            self._fill(self._position, bytes_view(buffer))
-            self._position += size
+        self._position += self.readinto_ranges([(self._position, size)], buffer)
         return buffer
 
     def readinto_at(self, offset: int, buffer: Buffer) -> int:
@@ -184,17 +182,7 @@ class PlainView(Cursor):
         Returns:
             The number of bytes read: fewer than the buffer has only at the end. After an error the buffer is all zeros.
         """
-        view = bytes_view(buffer)
-        if view.readonly:
-            raise TypeError(f"a writable bytes-like object is required, not a read-only {type(buffer).__name__!r}")
-        size = self._clamp(offset, view.nbytes)
-        if size > 0:
-            try:
-                self._fill(offset, view[:size])
-            except BaseException:
-                fill_zeros(view[:size])
-                raise
-        return size
+        return self.readinto_ranges([(offset, bytes_view(buffer).nbytes)], buffer)
 
     def read_ranges(self, ranges: Iterable[Sequence[int]]) -> list[bytes]:
         """Read several ranges. The requests of a store for their pages run at once.
@@ -249,15 +237,14 @@ class PlainView(Cursor):
         self._check_open()
         return clamp(operator.index(offset), operator.index(size), self._length)
 
-    def _fill(self, offset: int, out: memoryview, later: list[Job] | None = None) -> None:
-        """Write the bytes from `offset` to the whole of `out`. later: gets the whole pages, for `Shown.run`."""
+    def _fill(self, offset: int, out: memoryview, jobs: list[Job]) -> None:
+        """Write the bytes from `offset` to the whole of `out`. jobs: gets the whole pages, for `Shown.run`."""
         end = offset + len(out)
         at = offset
         if at < MAGIC_NBYTES:
             out[: MAGIC_NBYTES - at] = PLAIN_MAGIC[at:end]
             at = min(end, MAGIC_NBYTES)
-        body_end = min(end, self._tail_begin if self._opened.crypto is None else self._opened.footer_offset)
-        jobs: list[Job] = [] if later is None else later
+        body_end = min(end, self._layout.end)
         for part in self._layout.find(at, body_end) if at < body_end else ():
             begin, stop = max(at, part.begin), min(part.end, body_end)
             fill_zeros(out[at - offset : begin - offset])
@@ -269,8 +256,6 @@ class PlainView(Cursor):
             at = stop
         if at < end:
             out[at - offset :] = memoryview(self._tail)[at - self._tail_begin : end - self._tail_begin]
-        if later is None:
-            self._shown.run(jobs)
 
     def close(self) -> None:
         """Release opened pages, and close the source if the view opened it. May be called again.
@@ -284,21 +269,15 @@ class PlainView(Cursor):
         super().close()
 
 
-def open_plain(  # noqa: PLR0913 (the contract's)
+@opening
+def open_plain(
     src: ReadableSource,
     keys: Keys | Retriever | None = None,
     *,
     key_metadata: StandardKeyMetadata | Buffer | None = None,
     length: int | None = None,
-    aad_prefix: bytes | None = None,
-    aad_prefix_verifier: Callable[[bytes], object] | None = None,
     missing: str = "error",
-    quirks: Iterable[str] = (),
-    allow_ctr: bool = False,
-    check_crc: bool = True,
-    allow_unauthenticated_levels: bool = True,
-    threads: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    **how: Unpack[Opening],
 ) -> PlainView:
     """Open an encrypted Parquet file as a seekable, read-only file that is a plain Parquet file to any reader.
 
@@ -312,29 +291,23 @@ def open_plain(  # noqa: PLR0913 (the contract's)
             the AAD prefix and, if it has one, the file's length. That length must be `length` if given, else the length
             of the source.
         length: The file's length in bytes, from a trusted place. Bytes after it are never read.
-        aad_prefix: As for decrypt_file.
-        aad_prefix_verifier: As for decrypt_file.
-        missing: What becomes of columns whose keys are not held: "error", or "hide" them, as whole top-level fields.
-        quirks: As for decrypt_file.
-        allow_ctr: As for decrypt_file.
-        check_crc: As for decrypt_file.
-        allow_unauthenticated_levels: As for decrypt_file.
-        threads: As for AgsCodec. A read that covers several column chunks opens them in parallel.
-        storage_options: Options for fsspec, of a URL.
+        missing: What becomes of columns whose keys are not held: "error"; "hide" them, as whole top-level fields; or
+            "null": they are there with their types, and all nulls. In lists and structs, the topmost field all of whose
+            columns are refused is null; a map without its keys is null as a whole. A required field is shown as
+            optional, and a repeated one that is no list as empty.
+        **how: How the file is opened, and the errors if it is not: see `Opening`. A read that covers several column
+            chunks opens them in parallel.
 
     Raises:
-        FormatError: The file is not a Parquet file, or is damaged.
-        IntegrityError: The footer's tag or signature does not pass, or the source has another length. Reads raise it,
-            each time, for a module whose tag does not pass; the error names the place, and all else stays readable.
-        KeyAccessError: A key is missing. The error names the column.
-        PolicyError: The file is not encrypted, has another AAD prefix, or is less protected than the arguments require.
+        IntegrityError: The source has another length. Reads raise it, each time, for a module whose tag does not pass;
+            the error names the place, and all else stays readable.
         ValueError: Both `keys` and `key_metadata` are given, or `aad_prefix` is not the one in `key_metadata`.
     """
     exact = False
     if key_metadata is not None:
         if keys is not None:
             raise ValueError("keys and key_metadata are given: give one of them")
-        keys, aad_prefix, known = _from_metadata(key_metadata, aad_prefix)
+        keys, how["aad_prefix"], known = _from_metadata(key_metadata, how.get("aad_prefix"))
         if known is not None:
             exact = length is None
             if not exact and length != known:
@@ -342,19 +315,7 @@ def open_plain(  # noqa: PLR0913 (the contract's)
             length = known
     if keys is None:
         raise TypeError("keys or key_metadata is required")
-    reading = Reading(
-        keys,
-        aad_prefix,
-        aad_prefix_verifier,
-        quirks,
-        allow_ctr,
-        check_crc,
-        allow_unauthenticated_levels,
-        length=length,
-        exact=exact,
-        storage_options=storage_options,
-    )
-    return PlainView(src, reading, missing=missing, threads=threads)
+    return PlainView(src, Reading(keys, length=length, exact=exact, **how), missing)
 
 
 def _from_metadata(key_metadata: Any, aad_prefix: bytes | None) -> tuple[Keys, bytes, int | None]:

@@ -31,6 +31,7 @@ class Contents:
     envelope: Envelope  # the KEKs of the files, and the KMS that unwraps them
     threads: int | None = None  # for one file; None: as for AgsCodec
     without: frozenset[str] = frozenset()  # KEKs that the caller may not use: Parquet columns under them are left out
+    nulls: bool = False  # whether views show these columns as nulls
 
     def dek(self, entry: FileEntry) -> bytes:
         """Unwrap the data key of a file."""

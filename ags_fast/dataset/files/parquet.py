@@ -118,7 +118,7 @@ def view(contents: Contents, entry: FileEntry, keys: Keys | None = None) -> io.R
             _source(contents, entry),
             parquet_keys(contents, entry) if keys is None else keys,
             aad_prefix=entry.aad_prefix,
-            missing="hide" if contents.without else "error",
+            missing=("null" if contents.nulls else "hide") if contents.without else "error",
             threads=contents.threads,
             **STRICT,
         )

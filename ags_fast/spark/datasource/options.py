@@ -110,7 +110,7 @@ class ReadOptions:
         files: A pattern of `fnmatch` that the paths of the files match; None: all files.
         columns: The columns to read; None: all.
         split_bytes: Bytes of plaintext that one task reads, about.
-        missing: What becomes of columns whose master key the KMS refuses: "error" or "hide".
+        missing: What becomes of columns whose master key the KMS refuses: "error", "hide" or "null".
         pushdown: Whether filters reach the reader.
         decoder: What decodes Avro: "auto", "datafusion", "polars" or "fastavro".
         max_block_nbytes: The most bytes that a compressed block of Avro may have without the codec; 0: the default.
@@ -152,7 +152,7 @@ class ReadOptions:
             given.text("files"),
             given.names("columns"),
             given.size("splitBytes", SPLIT_NBYTES),
-            given.choice("missing", ("error", "hide")),
+            given.choice("missing", ("error", "hide", "null")),
             given.flag("pushdown"),
             given.choice("decoder", DECODERS),
             given.size("maxBlockBytes", 0),

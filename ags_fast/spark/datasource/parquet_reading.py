@@ -176,12 +176,9 @@ def read(
     for file, begin, end in partition.parts if isinstance(partition, FilesPartition) else ():
         with _opened(file) as (view, found):
             plan = _Plan(options, schema, target, file, found, frozenset(getattr(view, "hidden", ())))
-            groups = [
-                number
-                for number in range(found.metadata.num_row_groups)
-                if begin <= _start(found.metadata.row_group(number)) < end and plan.may_have(number, filters)
-            ]
-            yield from plan.batches(groups)
+            masked, count = getattr(view, "masked", ()), found.metadata.num_row_groups
+            starts = [_start(found.metadata.row_group(number), masked) for number in range(count)]
+            yield from plan.batches([i for i in range(count) if begin <= starts[i] < end and plan.may_have(i, filters)])
 
 
 @contextmanager
@@ -206,11 +203,12 @@ def _opened(file: SealedFile) -> Iterator[tuple[Any, parquet.ParquetFile]]:
         raise named from error
 
 
-def _start(group: Any) -> int:
-    """Return where a row group begins in its file."""
-    if not group.num_columns:
+def _start(group: Any, masked: Sequence[str]) -> int:
+    """Return where a row group begins in its file: pages of nulls are elsewhere."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    column = next((column for column in columns if column.path_in_schema not in masked), None)
+    if column is None:
         return 0
-    column = group.column(0)
     pages = (column.dictionary_page_offset, column.data_page_offset)
     return int(min(offset for offset in pages if offset is not None))
 

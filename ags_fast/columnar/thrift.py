@@ -23,6 +23,7 @@ __all__ = [
     "integer",
     "list_of",
     "struct",
+    "varint",
 ]
 
 Edits = list[tuple[int, int, bytes | int | None]]  # of a struct, as `thrift_splice` takes them: field, type, value
@@ -30,7 +31,8 @@ Edits = list[tuple[int, int, bytes | int | None]]  # of a struct, as `thrift_spl
 TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Encode a number that is not negative."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -41,18 +43,18 @@ def _varint(value: int) -> bytes:
 
 def integer(value: int) -> bytes:
     """Encode an i16, i32 or i64."""
-    return _varint(value << 1 if value >= 0 else (-value << 1) - 1)
+    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def binary(value: bytes) -> bytes:
     """Encode bytes with their length."""
-    return _varint(len(value)) + value
+    return varint(len(value)) + value
 
 
 def list_of(kind: int, elements: list[bytes]) -> bytes:
     """Encode a list of encoded elements."""
     count = len(elements)
-    head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + _varint(count)
+    head = bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + varint(count)
     return b"".join((head, *elements))
 
 

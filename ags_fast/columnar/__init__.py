@@ -1,0 +1,1 @@
+"""What Parquet files are made of, encrypted or not: Thrift's protocol, the tree of a schema, the levels of pages."""
