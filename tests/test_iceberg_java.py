@@ -128,6 +128,23 @@ def test_manifests_that_java_rewrites(judge: Judge) -> None:
         assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [0, 1, 2]
 
 
+def test_keys_of_threads_that_commit_through_one_table(judge: Judge) -> None:
+    """Java 1.11 loses keys now and then, and 1.12 keeps them. `verify` names a snapshot whose key is lost."""
+    name = judge.name()
+    judge.create(name, "id bigint")
+    judge.append(name, [(0,)])
+    made = judge.race(name, threads=4)
+    table = open_table(judge.metadata_location(name), kms=judge.kms)
+    raw = raw_metadata(table)
+    keys = {one["key-id"] for one in raw["encryption-keys"]}
+    lost = [one for one in raw["snapshots"] if one["key-id"] not in keys]
+    failed = [(row.format, row.error_class) for row in verify(table).rows if row.status == "failed"]
+    assert failed == [("manifest-list", "KeyAccessError")] * len(lost)
+    if JAVA != "1.11":
+        assert len(raw["snapshots"]) == made + 1
+        assert lost == []
+
+
 @pytest.mark.parametrize("encrypted", [True, False])
 @pytest.mark.skipif(JAVA < "1.12", reason="Java 1.11 writes no table of version 4")
 def test_tables_of_version_4_are_refused_by_name(catalog: Catalog, judge: Judge, encrypted: bool) -> None:

@@ -81,6 +81,7 @@ private class Judge(settings: JsonNode) {
       case "eq_delete" => new Writer(table(request), request).deleteEqual(); answer
       case "delete"    => Deleter.delete(table(request), request); answer
       case "read"      => answer.set[JsonNode]("rows", Values.write(Reader.rows(table(request), request)))
+      case "race"      => answer.put("commits", Racers.commit(table(request), request))
       case "metastore" => answer.put("port", metastore)
     }
     answer

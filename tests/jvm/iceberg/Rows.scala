@@ -4,6 +4,7 @@ import java.nio.ByteBuffer
 import java.time.{Instant, LocalDate, LocalDateTime, LocalTime, OffsetDateTime, ZoneOffset}
 import java.time.temporal.ChronoUnit
 import java.util.{Base64, UUID}
+import java.util.concurrent.atomic.AtomicInteger
 import java.util.function.Supplier
 
 import scala.jdk.CollectionConverters._
@@ -132,6 +133,24 @@ private object Reader {
     val scan = IcebergGenerics.read(table)
     Option(request.get("snapshot")).foreach(id => scan.useSnapshot(id.longValue))
     Using.resource(scan.build())(_.iterator.asScala.map(_.copy()).toList) // the iterator's record is the same each time
+  }
+}
+
+/** Threads that commit through one table, {"threads": how many}: each an empty snapshot, as often as it is let. */
+private object Racers {
+  def commit(table: Table, request: JsonNode): Int = {
+    val made = new AtomicInteger
+    val threads = (1 to request.required("threads").intValue).map { _ =>
+      new Thread(() =>
+        for (_ <- 1 to 3) {
+          try { table.newFastAppend().commit(); made.incrementAndGet() }
+          catch { case _: RuntimeException => } // others came first, too often
+        }
+      )
+    }
+    threads.foreach(_.start())
+    threads.foreach(_.join())
+    made.get
   }
 }
 
