@@ -19,9 +19,9 @@ from parquet_peers import java
 
 from ags_fast.iceberg import delete, expire, load_catalog, rotate
 from ags_fast.iceberg.commit import raw_metadata
-from ags_fast.iceberg.puffin import DeletionVector, decode_vector, read_puffin, write_vectors
 from ags_fast.keys import clear_cache
 from ags_fast.keys.kms import local
+from ags_fast.puffin.vectors import DeletionVector, decode_vector, read_puffin, write_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

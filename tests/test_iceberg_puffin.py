@@ -19,7 +19,7 @@ from ags_fast.errors import FormatError
 np = pytest.importorskip("numpy")
 pyroaring = pytest.importorskip("pyroaring")
 
-from ags_fast.iceberg.puffin import (  # noqa: E402  (needs the two)
+from ags_fast.puffin.vectors import (  # noqa: E402  (needs the two)
     MAX_POSITION,
     Blob,
     DeletionVector,

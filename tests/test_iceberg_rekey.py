@@ -17,13 +17,13 @@ from iceberg_tables import MIXED, ids, new_table, rows, sql_catalog
 from ags_fast import IntegrityError, PolicyError
 from ags_fast.iceberg import clear_cache, delete, encrypt, expire, files, open_table, rekey, verify
 from ags_fast.iceberg.commit import raw_metadata
-from ags_fast.iceberg.puffin import read_puffin
 from ags_fast.iceberg.work import tasks
 from ags_fast.iceberg.work.heads import commit, read_head
 from ags_fast.iceberg.work.tasks import FileTask, TableContext
 from ags_fast.iceberg.writing import new_key
 from ags_fast.jobs import LocalEngine
 from ags_fast.keys.kms import load_kms
+from ags_fast.puffin.vectors import read_puffin
 
 if TYPE_CHECKING:
     from pathlib import Path

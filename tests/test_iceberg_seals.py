@@ -18,6 +18,7 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 import pyarrow as pa
 from datasets import make_kms
 from iceberg_tables import KEY_ID, MASTER, change, ids, local, new_process, new_table, rows, sql_catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.types import StringType
 
 from ags_fast._core import Key
@@ -449,8 +450,11 @@ def test_settings_that_are_refused(connect: Any, settings: dict[str, Any], why: 
 
 
 def test_a_table_without_a_pin_is_refused_where_nothing_else_tells(connect: Any, table: Any) -> None:
+    other = new_table(connect(), "u")
     with pytest.raises(ValueError, match=r"or a pin of ns\.t"):
-        connect(**{SETTING: "require", "pins": {"ns.u": pin(table)}}).load_table("ns.t")
+        connect(**{SETTING: "require", "pins": {"ns.u": pin(other)}}).load_table("ns.t")
+    with pytest.raises(NoSuchTableError, match=r"a pin of ns\.tt, and no such table"):
+        connect(pins={"ns.tt": pin(table)})
 
 
 def test_load_catalog_takes_pins(tmp_path: Path, kms: dict[str, str], table: Any) -> None:

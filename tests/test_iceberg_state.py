@@ -309,7 +309,7 @@ def test_another_master_key_is_never_taken_silently(connect: Any, table: Any) ->
     allowing = connect(**{"encryption.allowed-key-ids": f"{MASTER},{OTHER}"}).load_table("ns.t")
     change(table.metadata_location, lambda raw: raw["properties"].update({KEY_ID: OTHER}))
     for use in (held.refresh, lambda: held.append(rows(6, 7)), lambda: rotate(held)):
-        with pytest.raises(IntegrityError, match=f"its master key is '{OTHER}'"):
+        with pytest.raises(IntegrityError, match=f"its master key is '{OTHER}'|was changed after the table was loaded"):
             use()
     allowing.refresh()
     with pytest.raises(AgsError):

@@ -13,8 +13,8 @@ from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyE
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.locations import is_encrypted, local_path
 from ags_fast.iceberg.manifests import DATA, DELETED, STATUSES, Known
-from ags_fast.iceberg.puffin import decode_vector
 from ags_fast.iceberg.reading import LIST, LOST, MANIFEST, check_length
+from ags_fast.puffin.vectors import decode_vector
 from ags_fast.stream import AgsReader
 
 if TYPE_CHECKING:

@@ -31,12 +31,12 @@ from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import table_io
 from ags_fast.iceberg.manifests import DATA, DELETED
-from ags_fast.iceberg.puffin import DeletionVector, decode_vector
 from ags_fast.iceberg.reading import MANIFEST
 from ags_fast.iceberg.snapshots import check_texts, snapshot_of, told
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.heads import Writer, commit
 from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, read_deletes
+from ags_fast.puffin.vectors import DeletionVector, decode_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,6 @@ from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
 from ags_fast.iceberg.manifests import DATA, Known
-from ags_fast.iceberg.puffin import DeletionVector
 from ags_fast.iceberg.rekeying import rewritten
 from ags_fast.iceberg.work.moving import Mover, move_files
 from ags_fast.iceberg.work.upgrading import upgraded_head, upgraded_metadata
@@ -16,6 +15,7 @@ from ags_fast.iceberg.work.vectors import POSITION_DELETES, VectorFile, read_del
 from ags_fast.jobs.results import JobResult, counted
 from ags_fast.keys.kek import KEY_NBYTES
 from ags_fast.keys.kms import check_key_id
+from ags_fast.puffin.vectors import DeletionVector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

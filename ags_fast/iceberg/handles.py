@@ -20,6 +20,7 @@ from ags_fast.iceberg.commit import begin, raw_metadata, table_io
 from ags_fast.iceberg.container import codec_of
 from ags_fast.iceberg.deletes import delete
 from ags_fast.iceberg.properties import GONE, TABLE, is_shown, restored
+from ags_fast.iceberg.session import shown
 from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table.update.snapshot import UpdateSnapshot
+
+    from ags_fast.iceberg.metadata import Raw
 
 __all__ = ["CatalogTable", "FileTable", "NewTable", "handle"]
 
@@ -77,7 +80,18 @@ class _AppendScan(getattr(pyiceberg.table, "IncrementalAppendScan", DataScan)): 
 
 
 class _Handle(Table):
-    """What both kinds of tables share."""
+    """What both kinds of tables share.
+
+    Attributes:
+        raw: The raw metadata of which `metadata` is the facade; None: those that the session has.
+    """
+
+    raw: Raw | None = None
+
+    def _see(self) -> None:
+        """Keep the raw metadata that this thread has just read or written."""
+        by, at, raw = shown.get()
+        self.raw = raw if by is table_io(self).session and at == (self.metadata_location or "") else None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -127,6 +141,8 @@ class _Transaction(Transaction):
 
     def remove_properties(self, *removals: str) -> Transaction:
         """Remove properties. See PyIceberg's method."""
+        if PROPERTY in removals:
+            policy.check_given({PROPERTY: ""}, {})
         here, there = self.table_metadata.properties, self._table.properties
         hidden = [name for name in removals if not is_shown(name, TABLE) and (name in here or name in there)]
         if hidden:
@@ -137,6 +153,16 @@ class _Transaction(Transaction):
 
 class CatalogTable(_Handle):
     """A table of a catalog."""
+
+    def refresh(self) -> Table:
+        """Load the newest metadata. See PyIceberg's method."""
+        super().refresh()
+        self._see()
+        return self
+
+    def _do_commit(self, *args: Any, **named: Any) -> None:
+        super()._do_commit(*args, **named)
+        self._see()
 
     def transaction(self) -> Transaction:
         """Begin a transaction. See PyIceberg's method, and `begin` of ags_fast.iceberg.commit."""
@@ -179,6 +205,8 @@ def handle(table: Table) -> CatalogTable:
     if isinstance(table, CatalogTable):
         return table
     table_io(table).belongs(table.metadata.table_uuid, table.metadata.location)
-    return CatalogTable(
+    made = CatalogTable(
         table.name(), table.metadata, table.metadata_location, table.io, table.catalog, getattr(table, "config", {})
     )
+    made._see()  # noqa: SLF001
+    return made

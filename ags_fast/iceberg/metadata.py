@@ -11,7 +11,7 @@ import io
 import json
 import os
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import properties
@@ -57,11 +57,15 @@ def parse(data: bytes, location: str) -> Raw:
             data = gzip.decompress(data)
         else:
             _check_size((data,), location)
-        raw: Raw = json.loads(data)
+        raw: Raw = json.loads(data, parse_constant=_refused)
     except (OSError, EOFError, ValueError, RecursionError, zlib.error):
         raise FormatError(f"{location} is not table metadata: it is not JSON, or nested too deeply") from None
     check_shape(raw, location)
     return raw
+
+
+def _refused(constant: str) -> NoReturn:
+    raise ValueError(constant)  # NaN and Infinity are no JSON
 
 
 def read(source: InputFile) -> bytes:

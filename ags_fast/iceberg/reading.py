@@ -13,6 +13,7 @@ from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.locations import ENCRYPTED
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.session import OF_TABLE
+from ags_fast.iceberg.session import shown as shown_last
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO as InnerIO
@@ -79,6 +80,7 @@ def show_metadata(session: Session, data: bytes, location: str) -> bytes:
     raw = known or metadata.parse(data, location)
     session.check_metadata(raw, location)
     session.remember(raw, location, data)
+    shown_last.set((session, location, raw))
     state = session.table_of(raw)
     state.drop_written(raw)
     if policy.is_encrypted(raw) or state.upgrading:

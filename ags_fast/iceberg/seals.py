@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, PolicyError
@@ -11,7 +11,7 @@ from ags_fast.iceberg.commit import edit, pin_of, pinned, raw_metadata, table_io
 from ags_fast.iceberg.reading import load_metadata
 from ags_fast.iceberg.verification import verify
 from ags_fast.jobs.results import JobResult, Row, counted
-from ags_fast.seals.guard import SEALED, loading, sealing
+from ags_fast.seals.guard import CHANGED, SEALED, Sealed, sealing
 from ags_fast.seals.pins import OpenPin, parse
 from ags_fast.seals.state import digest, items
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.seals.guard import Sealed
 
 __all__ = ["check_pin", "pin", "seal"]
 
@@ -73,15 +72,22 @@ def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobR
     Returns:
         A row for each difference to the state that was sealed last: ``src`` is what differs, such as
         ``properties/comment``, and the class of the error is Added, Changed or Removed. Without that state there is one
-        row, "Unsealed". Then come the rows of `verify` that failed: nothing is committed if there are any.
+        row, "Unsealed": old pins no longer hold then. Next come the rows of `verify` that failed: nothing is committed
+        if there are any.
 
     Raises:
-        IntegrityError: The seal was forged, or is not a descendant of `pin`.
+        IntegrityError: There is a `pin`, and the seal was forged, or does not descend from it.
         ConcurrentChangeError, PolicyError, KeyAccessError, ValueError: As for other changes of a table.
     """
     raw = _encrypted(table)
     result = JobResult(new_job_id(), "seal", table.location(), None, [])
-    found = _look(table, raw)
+    forged: AgsError | None = None
+    try:
+        found = _look(table, raw)
+    except (IntegrityError, PolicyError) as error:  # nobody's, or of a later scheme: then the table begins anew
+        if pin is not None:
+            raise
+        found, forged = Sealed(CHANGED), error
     if pin is not None:
         known = parse(pin)
         if isinstance(known, OpenPin) or found.seal is None or found.key is None:
@@ -89,12 +95,15 @@ def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobR
         known.check(found.seal, found.key)
     if found.verdict == SEALED:
         return result
-    result.rows += _differences(table, raw, found)
+    result.rows += _differences(table, raw, found, forged)
     failed = [row for row in verify(table, statistics="allow").rows if row.status == "failed"]
+    failed = [row for row in failed if forged is None or row.src != table.metadata_location]
     result.rows += failed
     if dry_run or failed:
         return result
-    with sealing("same" if pin is not None else "new"), loading(".".join(table.name())):
+    catalog: Any = table.catalog
+    guard = table_io(table).session.guard
+    with sealing("same" if pin is not None else "new"), guard.loading(catalog.pinned(table.name())):
         edit(table, lambda newest: {**newest} if newest == raw else _refused(table))
     return result
 
@@ -114,7 +123,7 @@ def _look(table: Table, raw: Raw) -> Sealed:
     return table_io(table).session.guard.look(raw, table.metadata_location)
 
 
-def _differences(table: Table, raw: Raw, found: Sealed) -> list[Row]:
+def _differences(table: Table, raw: Raw, found: Sealed, forged: AgsError | None) -> list[Row]:
     """Return a row for each item in which metadata differ from the state that was sealed last."""
     io, before, sealed = table_io(table), None, found.seal if found.key is not None else None
     for one in reversed(raw.get("metadata-log") or ()):
@@ -129,6 +138,7 @@ def _differences(table: Table, raw: Raw, found: Sealed) -> list[Row]:
             continue
     if before is None:
         why = "no metadata file of the log is the state that was sealed last: look at all of the table"
+        why = why if forged is None else f"{forged}. {why}"
         return [Row(table.metadata_location, None, "skipped", "Unsealed", why, format="metadata")]
     was, now = items(before), items(raw)
     rows = []

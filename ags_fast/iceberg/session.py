@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     _Kms = KmsClient | Mapping[str, str] | None
 
 __all__ = ["IO_IMPL", "KMS_PREFIXES", "OF_TABLE", "SESSION", "Base", "Session", "clear_cache", "client_session"]
-__all__ += ["committing", "forget_encrypted", "kms_of", "received", "seen_again", "session_of", "signs"]
+__all__ += ["committing", "forget_encrypted", "kms_of", "received", "seen_again", "session_of", "shown", "signs"]
 
 IO_IMPL = "ags_fast.iceberg.FileIO"
 SESSION = "ags_fast.session"  # the property that names a session, of this process
@@ -72,6 +72,8 @@ class Base(NamedTuple):
 
 
 committing: ContextVar[Base | None] = ContextVar("committing", default=None)  # what the commit of this thread changes
+# What this thread has read or written last: by which session, where, and the raw metadata.
+shown: ContextVar[tuple[Session | None, str, Raw]] = ContextVar("shown", default=(None, "", {}))
 seen_again: ContextVar[str] = ContextVar("seen_again", default="")  # the metadata on which its transaction began
 
 
@@ -108,8 +110,9 @@ def session_of(properties: Mapping[str, str]) -> Session:
         return found
     kms = kms_of(properties)
     plaintext = policy.plaintext_setting(properties, encrypts=kms is not None)._replace(files="refuse")
-    name = plaintext, frozenset(kms.items() if isinstance(kms, Mapping) else ())
-    session = _readers.get(name) or Session(kms, writes=False, plaintext=plaintext, marks=True)
+    seals = str(properties.get(SETTING, "write"))
+    name = plaintext, seals, frozenset(kms.items() if isinstance(kms, Mapping) else ())
+    session = _readers.get(name) or Session(kms, writes=False, plaintext=plaintext, marks=True, seals=seals)
     keep(_readers, name, session, READERS)
     return session
 
@@ -230,7 +233,7 @@ class Session:
 
     def _allowed(self) -> list[str]:
         with suppress(TypeError):  # of a client that was made without properties
-            return [one for one in allowed_patterns(self.kms.properties) if one != "*"]
+            return [one for one in allowed_patterns(self.kms.properties) if one.strip("*")]
         return []
 
     def check_writes(self) -> None:

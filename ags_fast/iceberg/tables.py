@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.typedef import Properties
 from pyiceberg.utils.config import Config
 
-from ags_fast.errors import FormatError, PolicyError
+from ags_fast.errors import AgsError, FormatError, PolicyError
 from ags_fast.iceberg import manifests, policy
 from ags_fast.iceberg.commit import raw_metadata, table_io
 from ags_fast.iceberg.handles import FileTable
@@ -78,6 +80,7 @@ def load_catalog(
     Raises:
         ValueError: The type of the catalog is missing or unknown.
         ImportError: A module that the catalog needs is missing.
+        NoSuchTableError: A pin names a table that is not there.
     """
     config = Config()
     name = name or config.get_default_catalog_name()
@@ -86,7 +89,12 @@ def load_catalog(
     if kind not in CATALOGS:
         raise ValueError(f"type={kind!r}: give type= as one of {', '.join(CATALOGS)}")
     catalog = getattr(importlib.import_module("ags_fast.iceberg"), f"{CATALOGS[kind]}Catalog")
-    return catalog(name, kms=kms, **conf)  # type: ignore[no-any-return]
+    made: Catalog = catalog(name, kms=kms, **conf)
+    for one in conf.get("pins") or ():  # a pin of a mistyped name would guard nothing
+        with suppress(AgsError):  # of a table that is there: whoever loads the table hears of it
+            if not made.table_exists(one):
+                raise NoSuchTableError(f"there is a pin of {one}, and no such table")
+    return made
 
 
 def _kind_by_class(catalog_impl: Any) -> str | None:
@@ -117,6 +125,8 @@ def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **
     Raises:
         FormatError, PolicyError: The metadata are malformed, or refused.
     """
+    if "pins" in properties:
+        raise ValueError("pins are of a catalog's tables: compare this one by check_pin(table, pin)")
     session = client_session(kms, properties, writes=False)
     settings = {**properties, "py-io-impl": IO_IMPL, SESSION: session.token}
     with understood():

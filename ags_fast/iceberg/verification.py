@@ -179,7 +179,7 @@ def _earlier_row(io: FileIO, location: str) -> Row | None:
     """
     try:
         data = metadata.read(io.inner(location).new_input(location))
-        verdict = io.session.guard.look(metadata.parse(data, location), location).verdict
+        verdict = io.session.guard.look(metadata.parse(data, location), location, keep=False).verdict
     except FileNotFoundError:
         return None
     except (AgsError, OSError) as error:

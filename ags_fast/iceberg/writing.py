@@ -13,6 +13,7 @@ from ags_fast.iceberg import manifests, metadata, policy, properties, rewriting
 from ags_fast.iceberg.container import read_container
 from ags_fast.iceberg.manifests import Known
 from ags_fast.iceberg.reading import load_metadata
+from ags_fast.iceberg.session import shown as shown_last
 from ags_fast.iceberg.walk import find
 from ags_fast.keys.iceberg import read_encryption_keys
 from ags_fast.keys.metadata import StandardKeyMetadata
@@ -70,7 +71,7 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
     mark = written.pop(metadata.MARK, None)
     log = shown.get("metadata-log") or ()
     before = log[-1]["metadata-file"] if log else ""
-    base = load_metadata(session, before, inner) if log else None
+    base = _base(session, before, inner) if log else None
     if not policy.is_encrypted(shown) and (base is None or not policy.is_encrypted(base)) and mark is None:
         session.check_plaintext_table(location)
         upgrading = session.table_of(shown).upgrading
@@ -104,8 +105,15 @@ def sealed_metadata(session: Session, data: bytes, location: str, inner: InnerIO
             raw = in_java_order(raw)
     data = metadata.dump(raw, location)
     session.remember(raw, location, data, own=True)
+    shown_last.set((session, location, raw))
     attempted.set(Attempt(base, raw, location))
     return data
+
+
+def _base(session: Session, location: str, inner: InnerIO) -> Raw:
+    """Return the metadata that a commit changes: those of which this thread was shown the facade."""
+    by, at, raw = shown_last.get()
+    return raw if (by, at) == (session, location) else load_metadata(session, location, inner)
 
 
 def seal_lists(state: TableState, raw: Raw, new: list[Raw], inner: InnerIO) -> None:

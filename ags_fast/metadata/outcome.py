@@ -45,7 +45,7 @@ def was_made(attempt: Attempt, raw: Raw, location: str) -> bool | None:
     if added and added <= now.keys():
         return True
     if _seal(attempt.made) != _seal(attempt.base or {}):
-        return sealed_was_made(raw, attempt.made)
+        return sealed_was_made(raw, attempt.made, attempt.base or {})
     if not added:
         return attempt.location is None and _shows(raw, attempt)
     # Later commits may have expired it, and still use its files. Then the parent of one of them is missing.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.errors import AgsError
 from ags_fast.keys import iceberg as keys_of
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys
+from ags_fast.seals.seal import seal_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -30,4 +33,7 @@ def unused_keys(raw: Mapping[str, Any], *, gone: Collection[str | None] = ()) ->
     known = {key.key_id for key in keys}
     lost = any(one.get("key-id") not in known for one in raw.get("snapshots") or ())
     spare = [key.key_id for key in keys if lost and not key.is_kek and key.key_id not in gone]
-    return keys_of.unused_keys(keys, named, spare=spare)
+    sealing = None
+    with suppress(AgsError):
+        sealing = seal.kek if (seal := seal_of(raw)) else None
+    return [key for key in keys_of.unused_keys(keys, named, spare=spare) if key.key_id != sealing]

@@ -30,7 +30,6 @@ EXPRESSED = frozenset(
 )
 
 
-# Requirements by the number that they compare, and what that is called in metadata.
 ASSERTED = {
     "current-schema-id": "current-schema-id",
     "last-assigned-field-id": "last-column-id",
@@ -46,10 +45,7 @@ def entries(raw: Mapping[str, Any] | None) -> dict[str, Raw]:
 
 
 def requirements(base: Mapping[str, Any], updates: Iterable[Mapping[str, Any]]) -> list[Raw]:
-    """Return the requirements that a table is as it is in `base`, as far as the protocol has words, for these updates.
-
-    It has none for properties, keys and statistics: `fence` is for them.
-    """
+    """Return the requirements that a table is as it is in `base`. The protocol has none for all: see `fence`."""
     refs = {name: one["snapshot-id"] for name, one in (base.get("refs") or {}).items()}
     refs = {one["ref-name"]: None for one in updates if one["action"] == "set-snapshot-ref"} | refs
     return [
@@ -153,9 +149,6 @@ def _statistics(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
 def _removed_snapshots(base: Mapping[str, Any], made: Mapping[str, Any]) -> list[Raw]:
     _, gone = _compared(_by_id(base), _by_id(made))
     return [{"action": "remove-snapshots", "snapshot-ids": gone}] if gone else []
-
-
-# -------------------------------------------------------------------------------------------------------------- fence
 
 
 def fence(base: Mapping[str, Any], updates: Iterable[Mapping[str, Any]]) -> list[Raw]:

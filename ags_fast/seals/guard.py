@@ -8,17 +8,18 @@ pin of a sealed state makes its table ``require``.
 from __future__ import annotations
 
 import hmac
+import threading
 import warnings
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.errors import AgsError, IntegrityError, PolicyError
+from ags_fast.errors import IntegrityError, PolicyError
 from ags_fast.keys.iceberg import read_encryption_keys, rotate_keks, sealing_secret, write_encryption_keys
 from ags_fast.seals.pins import OpenPin, SealedPin, parse
 from ags_fast.seals.seal import Seal, SealKey, make, seal_of
-from ags_fast.seals.state import PROPERTY, digest, items, uuid_of
+from ags_fast.seals.state import PROPERTY, digest, uuid_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,24 +27,11 @@ if TYPE_CHECKING:
 
     from ags_fast.keys.kms import KmsClient
 
-__all__ = [
-    "CHANGED",
-    "DO",
-    "FOREIGN",
-    "SEALED",
-    "SETTING",
-    "UNSEALED",
-    "WHY",
-    "Guard",
-    "Sealed",
-    "loading",
-    "registering",
-    "sealing",
-]
+__all__ = ["CHANGED", "DO", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "WHY", "Guard", "Sealed"]
+__all__ += ["holding", "registering", "sealing"]
 
 SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
-VERDICTS, TABLES = 64, 1000  # that are kept
-SHOWN = 5  # items that an error names
+VERDICTS, TABLES = 16, 1000  # that are kept
 KEY_ID, KEY_LENGTH = "encryption.key-id", "encryption.data-key-length"
 SEALED, CHANGED, FOREIGN, UNSEALED = "sealed", "changed", "foreign", "unsealed"
 DO = "If its owner did that, look at what `ags-fast iceberg seal TABLE --dry-run` shows, and then seal the table"
@@ -65,6 +53,8 @@ class Sealed(NamedTuple):
     key: SealKey | None = None
 
 
+held: ContextVar[tuple[Any, str]] = ContextVar("held", default=(None, ""))  # see `holding`
+memory: ContextVar[dict[UUID, SealedPin]] = ContextVar("memory", default={})  # see `Guard.loading`  # noqa: B039
 naming: ContextVar[bool] = ContextVar("naming", default=False)  # see `registering`
 moving: ContextVar[KmsClient | None] = ContextVar("moving", default=None)  # where its commit moves the KEKs to
 begun: ContextVar[Sealed | None] = ContextVar("begun", default=None)  # on what the commit of this thread begins
@@ -92,19 +82,24 @@ class Guard:
     ) -> None:
         if setting not in SETTINGS:
             raise ValueError(f"{SETTING} must be one of {', '.join(SETTINGS)}, not {setting!r}")
-        if setting == "require" and not pins and not allowed():
+        self.setting = setting
+        self.pins: dict[str, SealedPin | OpenPin] = {name: parse(text) for name, text in pins.items()}
+        sealed = any(isinstance(one, SealedPin) for one in self.pins.values())
+        if setting == "require" and not allowed() and not sealed:
             raise ValueError(
-                f"{SETTING}=require needs encryption.allowed-key-ids, or pins: without them whoever has any key of "
-                "the KMS can seal"
+                f"{SETTING}=require needs encryption.allowed-key-ids, or pins of sealed tables: without them whoever "
+                "has any key of the KMS can seal"
             )
-        self.setting, self.pins = setting, {name: parse(text) for name, text in pins.items()}
+        if setting == "off" and sealed:
+            raise ValueError(f"{SETTING}=off looks at no seal, and a pin needs one: use write or require")
         self.served = False  # whether a REST server makes the metadata, and names their files
         self._kms, self._allowed = kms, allowed
         self._seen: dict[UUID, SealedPin] = {}  # the newest sealed state of each table
+        self._lock = threading.Lock()
         self._verdicts: dict[str, tuple[Any, Sealed]] = {}  # by location: metadata, and what they are
 
-    def look(self, raw: Mapping[str, Any], location: str) -> Sealed:
-        """Return what metadata are.
+    def look(self, raw: Mapping[str, Any], location: str, *, keep: bool = True) -> Sealed:
+        """Return what metadata are. keep: they may be looked at again.
 
         Raises:
             IntegrityError: The seal is forged or malformed.
@@ -114,18 +109,9 @@ class Guard:
         known, found = self._verdicts.get(location, (None, Sealed(UNSEALED)))
         if known is not raw or naming.get():  # a file that was read again may be another
             found = self._looked(raw, location)
-            if not naming.get():
+            if keep and not naming.get():
                 _keep(self._verdicts, location, (raw, found), VERDICTS)
         return found
-
-    def unnamed(self, raw: Mapping[str, Any], location: str) -> bool:
-        """Tell whether metadata, which are given a name in a catalog, are what a REST server made of a sealed state."""
-        if self.setting == "off" or self.served or PROPERTY not in (raw.get("properties") or {}):
-            return False
-        with suppress(AgsError):  # whoever reads or changes the table hears of it
-            found = self.look(raw, location)
-            return found.verdict == SEALED and found.seal is not None and found.seal.file is None
-        return False
 
     def _looked(self, raw: Mapping[str, Any], location: str) -> Sealed:
         seal = seal_of(raw)
@@ -152,26 +138,6 @@ class Guard:
         """Tell whether the client's own configuration names a master key in ``encryption.allowed-key-ids``."""
         return any(fnmatchcase(wrapping_key_id, one) for one in self._allowed())
 
-    def check_made(self, stored: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        """See that what a server has made of a commit is the state that was sealed. The commit was made, and stays.
-
-        IntegrityError if not, and if this client requires a seal; else a warning.
-        """
-        ours = seal_of(state)
-        if ours is not None and seal_of(stored) == ours and digest(stored) == ours.state:
-            return
-        was, now = items(state), items(stored)
-        names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name)) or ["the seal"]
-        more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        why = (
-            "the commit was made, and the table is no longer sealed: the server has stored other metadata than were "
-            f"sent. These differ: {', '.join(names[:SHOWN])}{more}. Another client came first, or the server adds to "
-            f"what it is sent. {DO}"
-        )
-        if self.requires():
-            raise IntegrityError(why)
-        warnings.warn(why, stacklevel=4)
-
     def requires(self) -> bool:
         """Tell whether the table that this thread loads or changes must be sealed."""
         return self.setting == "require" or isinstance(self.pins.get(named.get() or ""), SealedPin)
@@ -185,7 +151,7 @@ class Guard:
             pin.check(raw)
             if self.setting != "require":
                 return
-        if pin is None and not self._allowed():
+        if not isinstance(pin, SealedPin) and not self._allowed():
             raise ValueError(f"{SETTING}=require needs encryption.allowed-key-ids, or a pin of {named.get()}")
         found = _required(self.look(raw, location), location)
         assert found.seal is not None and found.key is not None
@@ -194,9 +160,27 @@ class Guard:
             raise IntegrityError(f"{location} was moved: its table keeps its metadata in {folders[0]}")
         if isinstance(pin, SealedPin):
             pin.check(found.seal, found.key)
-        if (seen := self._seen.get(found.seal.table)) is not None:
+        if (seen := memory.get().get(found.seal.table)) is not None:
             seen.check(found.seal, found.key)
-        _keep(self._seen, found.seal.table, SealedPin.of(found.seal, found.key), TABLES)
+        self._remember(found)
+
+    def made(self, raw: Mapping[str, Any], location: str) -> None:
+        """Remember a state that a commit has made."""
+        if self.requires():
+            self._remember(self.look(raw, location))
+
+    def _remember(self, found: Sealed) -> None:
+        if found.verdict == SEALED and found.seal is not None and found.key is not None:
+            pin = SealedPin.of(found.seal, found.key)
+            with self._lock:
+                if (seen := self._seen.get(pin.table)) is None or seen.n <= pin.n:
+                    _keep(self._seen, pin.table, pin, TABLES)
+
+    @contextmanager
+    def loading(self, identifier: str) -> Iterator[None]:
+        """Let what this thread reads be the newest metadata of a table, which follow what was seen before."""
+        with _set(named, identifier), _set(memory, dict(self._seen)):
+            yield
 
     def see_base(self, raw: Mapping[str, Any], location: str) -> Sealed:
         """Check in full what a commit begins on. IntegrityError if the client requires a seal, and there is none."""
@@ -204,10 +188,16 @@ class Guard:
             return Sealed(UNSEALED)
         try:
             found = self.look(raw, location)
-        except PolicyError:  # a later scheme
-            if self.requires():
+        except (IntegrityError, PolicyError) as error:  # forged, or of a later scheme
+            if not adopting.get() and (self.requires() or isinstance(error, IntegrityError)):
                 raise
             found = Sealed(CHANGED)
+        handle, at = held.get()
+        if handle is not None and handle is not raw:
+            if at == location and handle != raw:
+                raise IntegrityError(f"{location} was changed while the table was open: load the table again")
+            if found.verdict == SEALED and self.look(handle, at).verdict != SEALED:
+                location, found = at, Sealed(CHANGED)  # the commit was begun on something else
         if self.requires() and not adopting.get():
             _required(found, location)
         begun.set(found)
@@ -251,15 +241,16 @@ class Guard:
             raw["encryption-keys"] = write_encryption_keys(keys)
         before = {one.get("key-id") for one in (base or {}).get("encryption-keys") or ()}
         made = [one.key_id for one in keys if one.is_kek and one.key_id not in before]
-        there = [one.key_id for one in keys if found.seal is not None and one.key_id == found.seal.kek]
+        parent = found.seal if found.key is not None else None  # else nobody knows who made it
+        there = [one.key_id for one in keys if parent is not None and one.key_id == parent.kek]
         kek = (made or there or [""])[0]
         if not kek:
             raise IntegrityError(f"the commit takes away the KEK that sealed {at}, and makes no other")
-        table, key = uuid_of(raw), found.key if found.seal is not None and found.seal.kek == kek else None
+        table, key = uuid_of(raw), found.key if parent is not None and parent.kek == kek else None
         if key is None:
             key = SealKey(sealing_secret(keys, kek, moving.get() or self._kms(), table.bytes), table)
-        name, adopts = location and location.rpartition("/")[2], found.verdict != SEALED and found.seal is not None
-        sealed = make(raw, kek, key, found.seal, found.key, file=name, adopts=adopts)
+        name, adopts = location and location.rpartition("/")[2], found.verdict != SEALED and parent is not None
+        sealed = make(raw, kek, key, parent, found.key, file=name, adopts=adopts)
         raw["properties"] = {**raw["properties"], PROPERTY: sealed.text}
         if location is not None:
             _keep(self._verdicts, location, (raw, Sealed(SEALED, sealed, key)), VERDICTS)
@@ -292,9 +283,9 @@ def sealing(kek: str) -> AbstractContextManager[None]:
     return _set(adopting, kek)
 
 
-def loading(identifier: str) -> AbstractContextManager[None]:
-    """Let what this thread reads be the metadata of a table."""
-    return _set(named, identifier)
+def holding(raw: Any, location: str) -> AbstractContextManager[None]:
+    """Let the commit of this thread be one of a handle with these metadata."""
+    return _set(held, (raw, location))
 
 
 def registering() -> AbstractContextManager[None]:

@@ -231,10 +231,15 @@ def seal_of(raw: Mapping[str, Any]) -> Seal | None:
     return None if text is None else Seal.read(text)
 
 
-def was_made(raw: Mapping[str, Any], made: Mapping[str, Any]) -> bool | None:
-    """Tell by the seals whether a table's newest metadata are a sealed state, or come after it; None: unknown."""
+def was_made(raw: Mapping[str, Any], made: Mapping[str, Any], base: Mapping[str, Any]) -> bool | None:
+    """Tell by the seals whether a table's newest metadata are a sealed state, or come after it; None: unknown.
+
+    base: what the state was to follow.
+    """
     with suppress(IntegrityError, PolicyError):
         newest, ours = seal_of(raw), seal_of(made)
+        if newest is None and seal_of(base) is None:
+            return False  # whoever follows a seal carries it on
         if newest is not None and ours is not None:
             there = newest.ancestor(ours.n) if newest.n >= ours.n else b""
             return None if there is None else there == ours.id[:ID_NBYTES]

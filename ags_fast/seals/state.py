@@ -65,12 +65,15 @@ def canonical(raw: Mapping[str, Any]) -> bytes:
         for name, value in {"refs": None, **raw}.items():
             if name not in LEFT_OUT and (text := _member(name, value, raw)):
                 made[name] = ENCODE(name) + b":" + text
-        return PREFIX + _object(made)
+        text = PREFIX + _object(made)
+        if b'"f64:' in text and _has_bits({name: one for name, one in raw.items() if name != "properties"}):
+            raise FormatError("a text of the metadata begins with f64:, as the state spells numbers")
+        return text
     except UnicodeEncodeError:
         raise FormatError("a text of the metadata has half a surrogate pair") from None
     except FormatError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise FormatError(f"the metadata have something of another type: {type(error).__name__}") from None
 
 
@@ -156,6 +159,13 @@ def _plain(value: Any) -> Any:
     if type(value) is int and value not in LONG:
         raise FormatError(f"{value} is too large for a whole number of Java")
     return value
+
+
+def _has_bits(value: Any) -> bool:
+    """Tell whether a text looks like the bits of a number. Two different metadata would have one state."""
+    if isinstance(value, dict | list):
+        return any(map(_has_bits, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and value.startswith("f64:")
 
 
 def _are_flat(items: Any) -> bool:

@@ -32,7 +32,7 @@ from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.utils.config import Config
 from pyiceberg.utils.properties import property_as_bool
 
-from ags_fast.errors import IntegrityError, PolicyError
+from ags_fast.errors import AgsError, IntegrityError, PolicyError
 from ags_fast.iceberg import metadata, policy
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.garbage import NOT_DELETED, Garbage, place, statistics_of, unreachable
@@ -54,7 +54,7 @@ from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, remove
 from ags_fast.metadata.outcome import attempted, was_made
 from ags_fast.metadata.shape import understood
-from ags_fast.seals.guard import loading, registering
+from ags_fast.seals.guard import SEALED, Sealed, holding, registering
 from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class EncryptedCatalog(Catalog):
     """
 
     def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
-        pins = properties.pop("pins", None)
+        pins = {self.pinned(one): pin for one, pin in (properties.pop("pins", None) or {}).items()}
         if properties.pop(CATALOG_IMPL, None) is not None:
             # PyIceberg's load_catalog has chosen this class, and passes nothing of its configuration.
             properties = {**(Config().get_catalog_config(name) or {}), **properties}
@@ -99,6 +99,10 @@ class EncryptedCatalog(Catalog):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a catalog of ags_fast.iceberg holds keys and is never pickled: load it where it is used")
+
+    def pinned(self, identifier: str | Identifier) -> str:
+        """Return the name of a table by which a pin of it is known."""
+        return ".".join(self.identifier_to_tuple(identifier))
 
     @property
     def session(self) -> Session:
@@ -121,7 +125,7 @@ class EncryptedCatalog(Catalog):
     def load_table(self, identifier: str | Identifier) -> Table:
         """Load a table. PolicyError or IntegrityError if it is in plaintext and may not be. See PyIceberg's method."""
         name = self.identifier_to_tuple(identifier)
-        with loading(".".join(name)), understood():
+        with self._encryption.guard.loading(self.pinned(name)), understood():
             table = handle(super().load_table(identifier))  # type: ignore[safe-super]
         if table_io(table).encrypted:
             self._encrypted[name] = signs(table.metadata.table_uuid, table.metadata.location, table.metadata_location)
@@ -140,10 +144,12 @@ class EncryptedCatalog(Catalog):
     def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
         """Give existing metadata a name. See PyIceberg's method. What a server sealed is sealed anew in its file."""
         more: Any = {"overwrite": True} if overwrite else {}  # since PyIceberg 0.12
-        with loading(".".join(self.identifier_to_tuple(identifier))), registering():
+        with self._encryption.guard.loading(self.pinned(identifier)), registering():
             table = handle(super().register_table(identifier, metadata_location, **more))  # type: ignore[safe-super]
-            raw = raw_metadata(table)
-            if self._encryption.guard.unnamed(raw, table.metadata_location):
+            raw, guard = raw_metadata(table), self._encryption.guard
+            with suppress(AgsError):  # else whoever reads or changes the table hears of it
+                found = guard.look(raw, table.metadata_location) if guard.setting != "off" else Sealed("")
+            if found.verdict == SEALED and found.seal is not None and found.seal.file is None and not guard.served:
                 edit(table, lambda newest: {**newest} if newest == raw else newest)
         return table
 
@@ -195,12 +201,15 @@ class EncryptedCatalog(Catalog):
         """
         check_commit(table, requirements, updates)
         is_new = any(isinstance(one, AssertCreate) for one in requirements)
-        at = table.metadata_location or ""
-        base = committing.set(Base(None if is_new else raw_metadata(table), table_io(table), at))
+        at, raw, guard = table.metadata_location or "", None if is_new else raw_metadata(table), self._encryption.guard
+        base = committing.set(Base(raw, table_io(table), at))
         token = attempted.set(None)
         try:
-            with loading(".".join(table.name())):
-                return self._commit(table, requirements, updates)
+            with guard.loading(self.pinned(table.name())), holding(raw, at):
+                done = self._commit(table, requirements, updates)
+                if (made := attempted.get()) is not None:
+                    guard.made(made.made, made.location or "")
+                return done
         except Exception as error:
             there = self._made(table, error)
             if there is None:
@@ -346,7 +355,7 @@ def check_stored(session: Session, parameters: Mapping[str, str], table: Table) 
     """
     raw = session.raw(table.metadata_location)
     properties = table.metadata.properties if raw is None else raw.get("properties") or {}
-    for name in (policy.KEY_ID, policy.KEY_LENGTH):
+    for name in (policy.KEY_ID, policy.KEY_LENGTH, PROPERTY):
         if policy.KEY_ID in parameters and parameters.get(name) != properties.get(name):
             raise IntegrityError(
                 f"{table.metadata_location} was changed: the catalog has {name}={parameters.get(name)}, "

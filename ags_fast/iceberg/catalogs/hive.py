@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.table import Table
+    from pyiceberg.typedef import Identifier
 
     from ags_fast.iceberg.session import Session
     from ags_fast.keys.kms import KmsClient
@@ -31,6 +32,10 @@ class HiveCatalog(EncryptedCatalog, _HiveCatalog):
     def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
         super().__init__(name, kms, **properties)
         self._client: Any = _Connection(self._client, self.session)
+
+    def pinned(self, identifier: str | Identifier) -> str:
+        """Return the name of a table by which a pin of it is known: a metastore knows no capital letters."""
+        return super().pinned(identifier).lower()
 
     def _convert_hive_into_iceberg(self, table: Any) -> Table:
         parameters = table.parameters

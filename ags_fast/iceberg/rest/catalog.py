@@ -19,7 +19,8 @@ from ags_fast.iceberg import policy
 from ags_fast.iceberg.catalogs.base import EncryptedCatalog, response
 from ags_fast.iceberg.commit import edit, raw_metadata, table_io
 from ags_fast.iceberg.rest.translation import Translator
-from ags_fast.seals.guard import loading, sealing
+from ags_fast.iceberg.session import shown
+from ags_fast.seals.guard import sealing
 from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import Identifier
     from requests import Session
 
+    from ags_fast.iceberg.metadata import Raw
     from ags_fast.keys.kms import KmsClient
 
 __all__ = ["RestCatalog"]
@@ -39,11 +41,10 @@ T = TypeVar("T")
 SNAPSHOTS = "snapshot-loading-mode"
 
 
-def _first(table: Table) -> Table:
-    """Seal the first state of a table, whose UUID and location its server has chosen."""
-    first = raw_metadata(table)
+def _first(table: Table, first: Raw) -> Table:
+    """Seal the first state of a table, as its server has answered: that has chosen its UUID and location."""
     if policy.is_encrypted(first) and table_io(table).session.guard.setting != "off":
-        with loading(".".join(table.name())):
+        with table_io(table).session.guard.loading(".".join(table.name())):
             made = edit(table, lambda newest: {**newest} if newest == first else newest)
         if PROPERTY not in made["properties"]:
             warnings.warn("another commit came before the table was sealed: seal the table", stacklevel=3)
@@ -58,7 +59,7 @@ def _creates(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[A
         with sealing("new"):
             made = method(self, *args, **named)
             if isinstance(made, Table):
-                _first(made)
+                _first(made, raw_metadata(made))
             return made
 
     return call
@@ -103,7 +104,8 @@ class RestCatalog(EncryptedCatalog, _RestCatalog):
             return super().commit_table(table, requirements, updates)
         with sealing("new"):
             super().commit_table(table, requirements, updates)
-            return response(_first(self.load_table(table.name())))
+            first = shown.get()[2]
+            return response(_first(self.load_table(table.name()), first))
 
     def plan_scan(self, identifier: str | Identifier, request: Any) -> Any:
         """Let the server plan a scan of a table in plaintext. See PyIceberg's method.

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 
+from ags_fast.errors import IntegrityError
 from ags_fast.iceberg import metadata
+from ags_fast.seals.guard import DO
+from ags_fast.seals.seal import seal_of
+from ags_fast.seals.state import digest, items
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ags_fast.iceberg.metadata import Raw
 
-__all__ = ["predicted"]
+__all__ = ["check_made", "predicted"]
 
 UPDATES: TypeAdapter[Any] = TypeAdapter(list[TableUpdate])
+SHOWN = 5  # items that an error names
 OF_PROPERTIES = ("set-properties", "remove-properties")
 
 
@@ -42,3 +48,24 @@ def predicted(base: Raw, sent: list[Raw], after: Mapping[str, Any], new: list[Ra
             one.update(known[one["snapshot-id"]])
 
     return metadata.merge(base, json.loads(made.model_dump_json()), complete)
+
+
+def check_made(stored: Raw, state: Raw, *, requires: bool) -> None:
+    """See that what a server has made of a commit is the state that was sealed. The commit was made, and stays.
+
+    IntegrityError if not, and if this client `requires` a seal; else a warning.
+    """
+    ours = seal_of(state)
+    if ours is not None and seal_of(stored) == ours and digest(stored) == ours.state:
+        return
+    was, now = items(state), items(stored)
+    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name)) or ["the seal"]
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    why = (
+        "the commit was made, and the table is no longer sealed: the server has stored other metadata than were sent. "
+        f"These differ: {', '.join(names[:SHOWN])}{more}. Another client came first, or the server adds to what it is "
+        f"sent. {DO}"
+    )
+    if requires:
+        raise IntegrityError(why)
+    warnings.warn(why, stacklevel=4)

@@ -18,8 +18,8 @@ from requests.adapters import BaseAdapter
 
 from ags_fast.errors import FormatError, PolicyError, UnsupportedChangeError
 from ags_fast.iceberg import metadata, policy, properties
-from ags_fast.iceberg.rest.prediction import predicted
-from ags_fast.iceberg.session import KMS_PREFIXES, committing
+from ags_fast.iceberg.rest.prediction import check_made, predicted
+from ags_fast.iceberg.session import KMS_PREFIXES, committing, shown
 from ags_fast.iceberg.writing import seal_lists
 from ags_fast.metadata import updates
 from ags_fast.metadata.outcome import Attempt, attempted
@@ -131,6 +131,7 @@ class Translator(BaseAdapter):
             self._encryption.check_metadata(raw, location or "the server's answer")
             if location:
                 self._encryption.remember(raw, location)
+            shown.set((self._encryption, location, raw))
             sealed = self._encryption.guard.requires()
             seen = metadata.facade(raw, sealed=sealed) if policy.is_encrypted(raw) else raw
             told = {
@@ -266,7 +267,7 @@ class Translator(BaseAdapter):
         stored = answer.json()["metadata"]
         _check_opens(sent, stored)
         if state is not None:
-            self._encryption.guard.check_made(stored, state)
+            check_made(stored, state, requires=self._encryption.guard.requires())
 
 
 # ------------------------------------------------------------------------------------------------------------- bodies

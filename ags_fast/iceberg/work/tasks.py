@@ -253,7 +253,7 @@ def _stream(move: _Move, source: Any) -> int:
 
 
 def _puffin(move: _Move, source: Any) -> int:
-    from ags_fast.iceberg.puffin import rename_vectors  # late: most workers have no deletion vector
+    from ags_fast.puffin.vectors import rename_vectors  # late: most workers have no deletion vector
 
     with _plain(move, source) as plain:
         data = rename_vectors(plain.read(), dict(move.task.renamed))

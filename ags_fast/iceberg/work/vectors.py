@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ags_fast.errors import FormatError
 from ags_fast.iceberg import rewriting
 from ags_fast.iceberg.manifests import DELETES
-from ags_fast.iceberg.puffin import DeletionVector, write_vectors
+from ags_fast.puffin.vectors import DeletionVector, write_vectors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,1 @@
+"""Puffin, the file format of deletion vectors."""
