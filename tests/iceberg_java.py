@@ -122,8 +122,9 @@ def alloy_jar() -> Path:
 
 
 def rest_jars() -> list[Path]:
-    """Iceberg's core and its tests, with what they need beside `spark_jars`: for a server of the REST catalog."""
-    return sorted(set(_fetched("iceberg-jars", "iceberg-jars.txt").glob("*.jar")) - {*_runtimes(), avro_jar()})
+    """Iceberg's core of the version `JAVA`, and what it needs beside `spark_jars`: for a server of the REST catalog."""
+    others = set(_fetched("iceberg-jars", "iceberg-jars.txt").glob("*.jar")) - {*_runtimes(), avro_jar()}
+    return sorted(one for one in others if one.stem.endswith((JAVA + ".0", "-tests")) or "iceberg" not in one.name)
 
 
 def compiled(folder: Path, jars: Sequence[Path]) -> Path:
