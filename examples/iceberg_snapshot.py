@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 import ags_fast
 from ags_fast.iceberg import files, open_table
-from ags_fast.iceberg.puffin import DeletionVector, decode_vector
+from ags_fast.puffin.vectors import DeletionVector, decode_vector
 from ags_fast.parquet import open_plain
 
 if TYPE_CHECKING:
