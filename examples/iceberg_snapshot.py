@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 import ags_fast
 from ags_fast.iceberg import files, open_table
-from ags_fast.puffin.vectors import DeletionVector, decode_vector
 from ags_fast.parquet import open_plain
+from ags_fast.puffin.vectors import DeletionVector, decode_vector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
