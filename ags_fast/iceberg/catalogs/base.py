@@ -146,9 +146,9 @@ class EncryptedCatalog(Catalog):
         more: Any = {"overwrite": True} if overwrite else {}  # since PyIceberg 0.12
         with self._encryption.guard.loading(self.pinned(identifier)), registering():
             table = handle(super().register_table(identifier, metadata_location, **more))  # type: ignore[safe-super]
-            raw, guard = raw_metadata(table), self._encryption.guard
+            raw, guard, found = raw_metadata(table), self._encryption.guard, Sealed("")
             with suppress(AgsError):  # else whoever reads or changes the table hears of it
-                found = guard.look(raw, table.metadata_location) if guard.setting != "off" else Sealed("")
+                found = guard.look(raw, table.metadata_location) if guard.setting != "off" else found
             if found.verdict == SEALED and found.seal is not None and found.seal.file is None and not guard.served:
                 edit(table, lambda newest: {**newest} if newest == raw else newest)
         return table
@@ -355,7 +355,7 @@ def check_stored(session: Session, parameters: Mapping[str, str], table: Table) 
     """
     raw = session.raw(table.metadata_location)
     properties = table.metadata.properties if raw is None else raw.get("properties") or {}
-    for name in (policy.KEY_ID, policy.KEY_LENGTH, PROPERTY):
+    for name in (policy.KEY_ID, policy.KEY_LENGTH, *({PROPERTY} & parameters.keys())):  # DynamoDB has none at first
         if policy.KEY_ID in parameters and parameters.get(name) != properties.get(name):
             raise IntegrityError(
                 f"{table.metadata_location} was changed: the catalog has {name}={parameters.get(name)}, "
