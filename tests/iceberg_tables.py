@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import sqlite3
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MASTER = "master"
 LONG = LongType()
 KEY_ID = "encryption.key-id"
+SEALS = "encryption.metadata-seal"
+REQUIRE = {SEALS: "require", "encryption.allowed-key-ids": MASTER}  # of a catalog that reads what is sealed only
 MIXED = {"encryption.plaintext-tables": "write"}  # of a catalog that has tables in plaintext, too
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -167,6 +170,12 @@ class S3Proxy:
 def local(location: str) -> str:
     """Return the path of a file of a `sql_catalog`."""
     return location.removeprefix("file://")
+
+
+def point(folder: Path, location: str) -> None:
+    """Let the SQL catalog of a folder name another metadata file of its table `t`, as who can write to the catalog."""
+    with sqlite3.connect(folder / "catalog.db") as database:
+        database.execute("update iceberg_tables set metadata_location = ? where table_name = 't'", (location,))
 
 
 def change(location: str, change: Callable[[dict[str, Any]], object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pytest
 pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 from datasets import make_kms
-from iceberg_tables import MASTER, change, ids, local, new_process, new_table, rows, sql_catalog
+from iceberg_tables import MASTER, REQUIRE, SEALS, change, ids, local, new_process, new_table, point, rows, sql_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import StaticTable
 from pyiceberg.types import StringType
@@ -26,9 +25,7 @@ from ags_fast.seals.seal import ID_NBYTES, encoded, positions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SETTING = "encryption.metadata-seal"
 STAGE = "_update_and_stage_table"  # PyIceberg's, between the reading of what a commit changes and its writing
-REQUIRE = {SETTING: "require", "encryption.allowed-key-ids": MASTER}
 
 
 @pytest.fixture
@@ -193,7 +190,7 @@ def test_the_way_back_from_any_seal(connect: Any, table: Any, monkeypatch: pytes
 def test_the_seal_is_not_removed_as_a_property(connect: Any, table: Any) -> None:
     for setting in ("write", "off"):
         with pytest.raises(PolicyError, match=r"ags\.seal is not set or removed"):
-            connect(**{SETTING: setting}).load_table("ns.t").transaction().remove_properties("ags.seal")
+            connect(**{SEALS: setting}).load_table("ns.t").transaction().remove_properties("ags.seal")
 
 
 def test_texts_that_look_like_numbers_of_a_state(connect: Any, table: Any) -> None:
@@ -209,11 +206,6 @@ def test_texts_that_look_like_numbers_of_a_state(connect: Any, table: Any) -> No
 
 
 # ------------------------------------------------------------------------------------------------------- what was seen
-
-
-def point(folder: Path, location: str) -> None:
-    with sqlite3.connect(folder / "catalog.db") as database:
-        database.execute("update iceberg_tables set metadata_location = ? where table_name = 't'", (location,))
 
 
 def test_ones_own_commit_is_remembered(tmp_path: Path, connect: Any, table: Any) -> None:
@@ -263,7 +255,7 @@ def test_a_newer_state_while_a_table_is_loaded(connect: Any, table: Any, monkeyp
 def test_expire_after_a_seal_with_a_pin(connect: Any, table: Any) -> None:
     """The KEK that sealed is in use, although it wraps no key of a list."""
     kept = pin(table)
-    rotate(connect(**{SETTING: "off"}).load_table("ns.t"), keep_old=True)
+    rotate(connect(**{SEALS: "off"}).load_table("ns.t"), keep_old=True)
     mine = connect().load_table("ns.t")
     seal(mine, pin=kept)
     expire(mine).raise_for_failures()
@@ -272,7 +264,7 @@ def test_expire_after_a_seal_with_a_pin(connect: Any, table: Any) -> None:
 
 def test_two_first_seals(connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One whole commit of another runs between the checks of `seal` and its commit."""
-    new_table(connect(**{SETTING: "off"})).append(rows(0, 3))
+    new_table(connect(**{SEALS: "off"})).append(rows(0, 3))
     mine, other = (connect().load_table("ns.t") for _ in range(2))
     stage = getattr(SqlCatalog, STAGE)
 
@@ -301,10 +293,10 @@ def test_require_without_a_catalog(connect: Any, table: Any, kms: dict[str, str]
 
 
 def test_what_require_needs(connect: Any, table: Any) -> None:
-    unsealed = new_table(connect(**{SETTING: "off"}), "u")
+    unsealed = new_table(connect(**{SEALS: "off"}), "u")
     with pytest.raises(ValueError, match="pins of sealed tables"):
-        connect(**{SETTING: "require", "pins": {"ns.u": pin(unsealed)}})
+        connect(**{SEALS: "require", "pins": {"ns.u": pin(unsealed)}})
     with pytest.raises(ValueError, match=r"needs encryption\.allowed-key-ids"):
-        connect(**{SETTING: "require", "encryption.allowed-key-ids": "**"})
+        connect(**{SEALS: "require", "encryption.allowed-key-ids": "**"})
     with pytest.raises(ValueError, match="looks at no seal"):
-        connect(**{SETTING: "off", "pins": {"ns.t": pin(table)}})
+        connect(**{SEALS: "off", "pins": {"ns.t": pin(table)}})

@@ -24,6 +24,7 @@ from iceberg_tables import (
     LONG,
     MASTER,
     MIXED,
+    REQUIRE,
     SCHEMA,
     ids,
     key_forms,
@@ -81,7 +82,6 @@ pytestmark = pytest.mark.more  # a JVM
 
 assert KEPT == MASTER
 _numbers = itertools.count(1)
-REQUIRE = {"encryption.metadata-seal": "require", "encryption.allowed-key-ids": MASTER}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import shutil
-import sqlite3
 import warnings
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -17,7 +16,20 @@ pytest.importorskip("pyiceberg", reason="needs the extra `iceberg`")
 
 import pyarrow as pa
 from datasets import make_kms
-from iceberg_tables import KEY_ID, MASTER, change, ids, local, new_process, new_table, rows, sql_catalog
+from iceberg_tables import (
+    KEY_ID,
+    MASTER,
+    REQUIRE,
+    SEALS,
+    change,
+    ids,
+    local,
+    new_process,
+    new_table,
+    point,
+    rows,
+    sql_catalog,
+)
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.types import StringType
 
@@ -34,8 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-SETTING = "encryption.metadata-seal"
-REQUIRE = {SETTING: "require", "encryption.allowed-key-ids": MASTER}
 OTHER = "other"
 
 
@@ -55,12 +65,6 @@ def table(connect: Any) -> Any:
     made.append(rows(0, 3))
     made.append(rows(3, 6))
     return made
-
-
-def point(tmp_path: Path, location: str) -> None:
-    """Let the catalog name another metadata file, as who can write to the catalog."""
-    with sqlite3.connect(tmp_path / "catalog.db") as database:
-        database.execute("update iceberg_tables set metadata_location = ? where table_name = 't'", (location,))
 
 
 def number(table: Any) -> int | None:
@@ -109,18 +113,18 @@ def test_everything_is_sealed(connect: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_off_neither_looks_nor_seals(connect: Any, table: Any) -> None:
     before = number(table)
-    other = connect(**{SETTING: "off"}).load_table("ns.t")
+    other = connect(**{SEALS: "off"}).load_table("ns.t")
     other.append(rows(6, 8))
     assert number(other) == before  # the property is carried on
     change(other.metadata_location, lambda raw: raw["properties"].update({"ags.seal": "nonsense"}))
     clear_cache()
-    other = connect(**{SETTING: "off"}).load_table("ns.t")
+    other = connect(**{SEALS: "off"}).load_table("ns.t")
     other.append(rows(8, 9))
     assert ids(other) == [*range(9)]
 
 
 def test_a_table_that_was_never_sealed_stays_so_without_a_word(connect: Any) -> None:
-    made = new_table(connect(**{SETTING: "off"}))
+    made = new_table(connect(**{SEALS: "off"}))
     assert number(made) is None
     made = connect().load_table("ns.t")
     with warnings.catch_warnings():
@@ -306,7 +310,7 @@ def test_a_kek_that_was_put_back(connect: Any, table: Any, monkeypatch: pytest.M
 
 def test_seal_shows_what_was_changed(connect: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, before = pin(table), number(table)
-    foreign = connect(**{SETTING: "off"}).load_table("ns.t")  # stands for Java, which carries the seal on
+    foreign = connect(**{SEALS: "off"}).load_table("ns.t")  # stands for Java, which carries the seal on
     foreign.transaction().set_properties({"comment": "x"}).commit_transaction()
     new_process(monkeypatch)
     with pytest.raises(IntegrityError, match="ags-fast iceberg seal"):
@@ -349,7 +353,7 @@ def test_a_forged_history(connect: Any, table: Any) -> None:
 
 def test_verify_tells_what_each_seal_says(connect: Any, table: Any) -> None:
     """The files of the log have rows, which fail nothing: nobody reads the table by those files."""
-    connect(**{SETTING: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
+    connect(**{SEALS: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
     done = verify(connect().load_table("ns.t"))
     assert any("was changed after it was sealed" in text for text in done.warnings)
     seal(connect().load_table("ns.t"))
@@ -367,13 +371,13 @@ def test_verify_tells_what_each_seal_says(connect: Any, table: Any) -> None:
         log[3]: ("skipped", "Changed"),
     }
     assert not [text for text in done.warnings if "sealed" in text]
-    unseen = verify(connect(**{SETTING: "off"}).load_table("ns.t"))
+    unseen = verify(connect(**{SEALS: "off"}).load_table("ns.t"))
     assert [row.src for row in unseen.rows if row.format == "metadata"] == [table.metadata_location]
 
 
 def test_seal_with_a_pin_keeps_the_kek(connect: Any, table: Any) -> None:
     kept = pin(table)
-    connect(**{SETTING: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
+    connect(**{SEALS: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
     owner = connect().load_table("ns.t")
     keks = [one["key-id"] for one in raw_metadata(owner)["encryption-keys"]]
     seal(owner, pin=kept)
@@ -383,7 +387,7 @@ def test_seal_with_a_pin_keeps_the_kek(connect: Any, table: Any) -> None:
 
 
 def test_nothing_damaged_is_sealed(connect: Any, table: Any) -> None:
-    connect(**{SETTING: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
+    connect(**{SEALS: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
     owner = connect().load_table("ns.t")
     before = number(owner)
     path = local(owner.inspect.files()["file_path"][0].as_py())
@@ -419,7 +423,7 @@ def test_a_pin_makes_its_table_require(connect: Any, table: Any) -> None:
 
 
 def test_a_pin_without_a_seal(connect: Any) -> None:
-    made = new_table(connect(**{SETTING: "off"}))
+    made = new_table(connect(**{SEALS: "off"}))
     made.append(rows(0, 3))
     kept = pin(made)
     assert kept.startswith("ags1u.")
@@ -438,9 +442,9 @@ def test_a_pin_without_a_seal(connect: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({SETTING: "yes"}, "must be one of require, write, off"),
-        ({SETTING: "require"}, "needs encryption.allowed-key-ids, or pins"),
-        ({SETTING: "require", "encryption.allowed-key-ids": "*"}, "needs encryption.allowed-key-ids, or pins"),
+        ({SEALS: "yes"}, "must be one of require, write, off"),
+        ({SEALS: "require"}, "needs encryption.allowed-key-ids, or pins"),
+        ({SEALS: "require", "encryption.allowed-key-ids": "*"}, "needs encryption.allowed-key-ids, or pins"),
         ({"pins": {"ns.t": "ags1.x"}}, "no pin of an Iceberg table"),
     ],
 )
@@ -452,7 +456,7 @@ def test_settings_that_are_refused(connect: Any, settings: dict[str, Any], why: 
 def test_a_table_without_a_pin_is_refused_where_nothing_else_tells(connect: Any, table: Any) -> None:
     other = new_table(connect(), "u")
     with pytest.raises(ValueError, match=r"or a pin of ns\.t"):
-        connect(**{SETTING: "require", "pins": {"ns.u": pin(other)}}).load_table("ns.t")
+        connect(**{SEALS: "require", "pins": {"ns.u": pin(other)}}).load_table("ns.t")
     with pytest.raises(NoSuchTableError, match=r"a pin of ns\.tt, and no such table"):
         connect(pins={"ns.tt": pin(table)})
 
@@ -514,7 +518,7 @@ def test_to_another_kms(tmp_path: Path, table: Any, what: str) -> None:
     target = make_kms(tmp_path / "moved", keys=(OTHER,))
     kept = pin(table)
     rotate(table, what=what, wrapping_key_id=OTHER, new_kms=target)
-    moved = sql_catalog(tmp_path, target, **{SETTING: "require", "encryption.allowed-key-ids": OTHER})
+    moved = sql_catalog(tmp_path, target, **{SEALS: "require", "encryption.allowed-key-ids": OTHER})
     check_pin(moved.load_table("ns.t"), kept)
     moved.load_table("ns.t").append(rows(6, 8))
     assert ids(moved.load_table("ns.t")) == [*range(8)]
@@ -522,7 +526,7 @@ def test_to_another_kms(tmp_path: Path, table: Any, what: str) -> None:
 
 def test_an_append_while_the_differences_are_shown(connect: Any, table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody has looked at is not sealed: a whole commit comes between the checks of `seal` and its own."""
-    off = {SETTING: "off"}
+    off = {SEALS: "off"}
     connect(**off).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
     owner = connect().load_table("ns.t")
     before = number(owner)
@@ -540,7 +544,7 @@ def test_an_append_while_the_differences_are_shown(connect: Any, table: Any, mon
 
 def test_a_verdict_that_was_kept_is_looked_at_again(connect: Any, table: Any) -> None:
     """Whoever adopts a state lets no later commit begin on it where a seal is required."""
-    connect(**{SETTING: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
+    connect(**{SEALS: "off"}).load_table("ns.t").transaction().set_properties({"a": "b"}).commit_transaction()
     changed = connect().load_table("ns.t")
     guard, raw = connect(**REQUIRE).session.guard, raw_metadata(changed)
     with sealing("new"):

@@ -69,6 +69,12 @@ def test_rotation_imports_no_arrow(folder: tuple[Path, dict[str, str]]) -> None:
     assert run_python(RUN, repr(rotate), repr(kms), MASTER, path, "pandas pyarrow").splitlines()[-1] == ""
 
 
+def test_an_sql_catalog_imports_no_rest_client() -> None:
+    pytest.importorskip("pyiceberg")
+    code = "import sys; from ags_fast.iceberg import SqlCatalog; print('pyiceberg.catalog.rest' in sys.modules)"
+    assert run_python(code).strip() == "False"
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ls", "--help"], ["nosuch"]])
 def test_help_imports_no_arrow(arguments: list[str]) -> None:
     program = (

@@ -7,7 +7,6 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 
 from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, PolicyError
@@ -77,7 +76,7 @@ def begin(table: Table) -> None:
     takes them from the session, if no other commit comes first.
     """
     io, location = table_io(table), table.metadata_location
-    if not io.encrypted or isinstance(table.catalog, RestCatalog):  # a server's answer is the metadata
+    if not io.encrypted or io.session.guard.served:  # a server's answer is the metadata
         return
     try:
         data = metadata.read(io.inner(location).new_input(location))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, ConcurrentChangeError, IntegrityError, PolicyError
@@ -13,7 +13,7 @@ from ags_fast.iceberg.verification import verify
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.seals.guard import CHANGED, SEALED, Sealed, sealing
 from ags_fast.seals.pins import OpenPin, parse
-from ags_fast.seals.state import digest, items
+from ags_fast.seals.state import differences, digest
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -101,9 +101,7 @@ def seal(table: Table, *, pin: str | None = None, dry_run: bool = False) -> JobR
     result.rows += failed
     if dry_run or failed:
         return result
-    catalog: Any = table.catalog
-    guard = table_io(table).session.guard
-    with sealing("same" if pin is not None else "new"), guard.loading(catalog.pinned(table.name())):
+    with sealing("same" if pin is not None else "new"):
         edit(table, lambda newest: {**newest} if newest == raw else _refused(table))
     return result
 
@@ -140,10 +138,7 @@ def _differences(table: Table, raw: Raw, found: Sealed, forged: AgsError | None)
         why = "no metadata file of the log is the state that was sealed last: look at all of the table"
         why = why if forged is None else f"{forged}. {why}"
         return [Row(table.metadata_location, None, "skipped", "Unsealed", why, format="metadata")]
-    was, now = items(before), items(raw)
-    rows = []
-    for name in sorted(was.keys() | now.keys()):
-        if was.get(name) != now.get(name):
-            kind = "Added" if name not in was else "Removed" if name not in now else "Changed"
-            rows.append(Row(name, None, "skipped", kind, f"{kind.lower()} since it was sealed", format="metadata"))
-    return rows
+    return [
+        Row(name, None, "skipped", kind, f"{kind.lower()} since it was sealed", format="metadata")
+        for name, kind in differences(before, raw).items()
+    ]

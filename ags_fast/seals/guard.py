@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ags_fast.keys.kms import KmsClient
 
 __all__ = ["CHANGED", "DO", "FOREIGN", "SEALED", "SETTING", "UNSEALED", "WHY", "Guard", "Sealed"]
-__all__ += ["holding", "registering", "sealing"]
+__all__ += ["registering", "sealing"]
 
 SETTING, SETTINGS = "encryption.metadata-seal", ("require", "write", "off")
 VERDICTS, TABLES = 16, 1000  # that are kept
@@ -53,7 +53,7 @@ class Sealed(NamedTuple):
     key: SealKey | None = None
 
 
-held: ContextVar[tuple[Any, str]] = ContextVar("held", default=(None, ""))  # see `holding`
+held: ContextVar[tuple[Any, str]] = ContextVar("held", default=(None, ""))  # see `Guard.loading`
 memory: ContextVar[dict[UUID, SealedPin]] = ContextVar("memory", default={})  # see `Guard.loading`  # noqa: B039
 naming: ContextVar[bool] = ContextVar("naming", default=False)  # see `registering`
 moving: ContextVar[KmsClient | None] = ContextVar("moving", default=None)  # where its commit moves the KEKs to
@@ -177,9 +177,9 @@ class Guard:
                     _keep(self._seen, pin.table, pin, TABLES)
 
     @contextmanager
-    def loading(self, identifier: str) -> Iterator[None]:
-        """Let what this thread reads be the newest metadata of a table, which follow what was seen before."""
-        with _set(named, identifier), _set(memory, dict(self._seen)):
+    def loading(self, identifier: str, handle: tuple[Any, str] = (None, "")) -> Iterator[None]:
+        """Let this thread read a table's newest metadata. handle: those that its commit was made of, and where."""
+        with _set(named, identifier), _set(memory, dict(self._seen)), _set(held, handle):
             yield
 
     def see_base(self, raw: Mapping[str, Any], location: str) -> Sealed:
@@ -281,11 +281,6 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 def sealing(kek: str) -> AbstractContextManager[None]:
     """Let the commit of this thread seal what was not sealed, with the "same" KEK or a "new" one."""
     return _set(adopting, kek)
-
-
-def holding(raw: Any, location: str) -> AbstractContextManager[None]:
-    """Let the commit of this thread be one of a handle with these metadata."""
-    return _set(held, (raw, location))
 
 
 def registering() -> AbstractContextManager[None]:

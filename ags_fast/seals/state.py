@@ -20,7 +20,7 @@ from ags_fast.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PROPERTY", "canonical", "digest", "items", "snapshot_text", "text_of", "uuid_of"]
+__all__ = ["PROPERTY", "canonical", "differences", "digest", "snapshot_text", "text_of", "uuid_of"]
 
 PROPERTY = "ags.seal"  # the table's property that holds the seal
 PREFIX = b"ags-iceberg-state-1\n"
@@ -65,7 +65,7 @@ def canonical(raw: Mapping[str, Any]) -> bytes:
         for name, value in {"refs": None, **raw}.items():
             if name not in LEFT_OUT and (text := _member(name, value, raw)):
                 made[name] = ENCODE(name) + b":" + text
-        text = PREFIX + _object(made)
+        text = PREFIX + b"{%b}" % b",".join([made[name] for name in sorted(made)])
         if b'"f64:' in text and _has_bits({name: one for name, one in raw.items() if name != "properties"}):
             raise FormatError("a text of the metadata begins with f64:, as the state spells numbers")
         return text
@@ -77,8 +77,17 @@ def canonical(raw: Mapping[str, Any]) -> bytes:
         raise FormatError(f"the metadata have something of another type: {type(error).__name__}") from None
 
 
-def items(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the items of a state by what they are, such as ``properties/comment``. FormatError: see `canonical`."""
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Return in what states differ: Added, Changed or Removed, by item, such as ``properties/comment``, in order."""
+    before, after = _items(was), _items(now)
+    return {
+        name: "Added" if name not in before else "Removed" if name not in after else "Changed"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    }
+
+
+def _items(raw: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in msgspec.json.decode(canonical(raw).removeprefix(PREFIX)).items():
         parts = value if isinstance(value, dict) else {"": value}
@@ -102,10 +111,6 @@ def text_of(value: Any) -> str:
 def snapshot_text(snapshot: Mapping[str, Any]) -> bytes:
     """Return the canonical text of a snapshot."""
     return ENCODE(_snapshot(_plain(snapshot)))
-
-
-def _object(members: Mapping[str, bytes]) -> bytes:
-    return b"{%b}" % b",".join([members[name] for name in sorted(members)])
 
 
 def _member(name: str, value: Any, raw: Mapping[str, Any]) -> bytes:

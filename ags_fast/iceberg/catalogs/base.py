@@ -54,7 +54,7 @@ from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, remove
 from ags_fast.metadata.outcome import attempted, was_made
 from ags_fast.metadata.shape import understood
-from ags_fast.seals.guard import SEALED, Sealed, holding, registering
+from ags_fast.seals.guard import SEALED, Sealed, registering
 from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class EncryptedCatalog(Catalog):
         base = committing.set(Base(raw, table_io(table), at))
         token = attempted.set(None)
         try:
-            with guard.loading(self.pinned(table.name())), holding(raw, at):
+            with guard.loading(self.pinned(table.name()), (raw, at)):
                 done = self._commit(table, requirements, updates)
                 if (made := attempted.get()) is not None:
                     guard.made(made.made, made.location or "")

@@ -44,8 +44,7 @@ SNAPSHOTS = "snapshot-loading-mode"
 def _first(table: Table, first: Raw) -> Table:
     """Seal the first state of a table, as its server has answered: that has chosen its UUID and location."""
     if policy.is_encrypted(first) and table_io(table).session.guard.setting != "off":
-        with table_io(table).session.guard.loading(".".join(table.name())):
-            made = edit(table, lambda newest: {**newest} if newest == first else newest)
+        made = edit(table, lambda newest: {**newest} if newest == first else newest)
         if PROPERTY not in made["properties"]:
             warnings.warn("another commit came before the table was sealed: seal the table", stacklevel=3)
     return table

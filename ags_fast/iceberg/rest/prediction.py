@@ -14,7 +14,7 @@ from ags_fast.errors import IntegrityError
 from ags_fast.iceberg import metadata
 from ags_fast.seals.guard import DO
 from ags_fast.seals.seal import seal_of
-from ags_fast.seals.state import digest, items
+from ags_fast.seals.state import differences, digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +58,7 @@ def check_made(stored: Raw, state: Raw, *, requires: bool) -> None:
     ours = seal_of(state)
     if ours is not None and seal_of(stored) == ours and digest(stored) == ours.state:
         return
-    was, now = items(state), items(stored)
-    names = sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name)) or ["the seal"]
+    names = list(differences(state, stored)) or ["the seal"]
     more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     why = (
         "the commit was made, and the table is no longer sealed: the server has stored other metadata than were sent. "

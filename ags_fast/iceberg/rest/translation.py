@@ -165,8 +165,8 @@ class Translator(BaseAdapter):
         made, state = self._encrypted(body, base)
         if base.raw is not None:
             new = [one["snapshot"] for one in made["updates"] if one["action"] == "add-snapshot"]
-            shown = {**base.raw, "snapshots": [*(base.raw.get("snapshots") or ()), *new]}
-            attempted.set(Attempt(base.raw, state or shown))
+            grown = {**base.raw, "snapshots": [*(base.raw.get("snapshots") or ()), *new]}
+            attempted.set(Attempt(base.raw, state or grown))
         answer = self._asked(_with_body(request, made), *args, **named)
         if answer.ok and made is not body:
             self._check_stored(made["updates"], answer, state)
