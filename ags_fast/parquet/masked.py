@@ -90,8 +90,6 @@ class Masked:
             at = self._add(chunk, at, False)
         self.end = at
 
-    # ---- the footer
-
     def schema(self, footer: bytes) -> Edits:
         """Return FileMetaData's schema: a required field of nulls is optional."""
         optional = {id(node) for node in self._tops.values() if node.kind == REQUIRED}

@@ -323,11 +323,13 @@ class Shown:
 
     def run(self, jobs: list[Job]) -> None:
         """Open the pages of jobs, chunks that are near each other at the same time."""
+        if not jobs:  # as for most small reads
+            return
         window = WINDOW_NBYTES
         if self._opened.source.is_file:
             window = min(window, FILE_WINDOW_NBYTES * self._threads)
         groups: list[list[Job]] = []
-        for job in jobs:
+        for job in sorted(jobs, key=lambda job: job.begin):
             near = groups and job.begin - groups[-1][-1].end <= GAP_NBYTES
             if near and job.end - groups[-1][0].begin <= window:
                 groups[-1].append(job)

@@ -201,7 +201,7 @@ class PlainView(Cursor):
             outs.append(out)
             if nbytes:
                 self._fill(offset, view, jobs)
-        self._shown.run(sorted(jobs, key=lambda job: job.begin))
+        self._shown.run(jobs)
         return outs
 
     def readinto_ranges(self, ranges: Iterable[Sequence[int]], buffer: Buffer) -> int:
@@ -227,7 +227,7 @@ class PlainView(Cursor):
                 if nbytes:
                     self._fill(offset, view[at : at + nbytes], jobs)
                 at += nbytes
-            self._shown.run(sorted(jobs, key=lambda job: job.begin))
+            self._shown.run(jobs)
         except BaseException:
             fill_zeros(view)
             raise
