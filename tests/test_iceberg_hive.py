@@ -29,7 +29,7 @@ from servers.hive import hive_metastore
 
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import clear_cache, load_catalog, rotate, session
-from ags_fast.iceberg.commit import edit, raw_metadata
+from ags_fast.iceberg.commit import edit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +157,7 @@ def test_changed_metadata_are_refused(connect: Any) -> None:
         table.append(rows(3, 6))
     clear_cache()
     with pytest.raises(IntegrityError):
-        raw_metadata(table)
+        table.refresh()
 
 
 def test_an_older_metadata_file_in_its_place_is_refused(connect: Any) -> None:

@@ -127,6 +127,7 @@ COMMANDS = [  # the cheapest first
     "keys init new --key-file new.key",
     "man pages",
     f"ls ds {SECRET}",
+    f"ls ds --pin-file pin {SECRET}",
     f"cat ds a {SECRET}",
     f"cp ds:a out {SECRET}",
     f"cp src/a ds:new {SECRET}",
@@ -152,6 +153,9 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "key").chmod(0o600)
     for line in (f"encrypt src ds --wrapping-key-id {MASTER} {SECRET}", "stream encrypt src/a -o a.ags --key-file key"):
         assert cli.main(line.split()) == 0
+    with contextlib.redirect_stdout(io.StringIO()) as pin:
+        assert cli.main(f"pin ds {SECRET}".split()) == 0
+    (home / "pin").write_text(pin.getvalue())
     (home / "src/0").symlink_to(home / "src/a")  # leads out of a copy
     left = {".ks.keystore.0123456789abcdef.agstmp": b"", "ds/.x.tag.0123456789abcdef.agstmp": b""}
     bad = flip((home / "a.ags").read_bytes(), -1)
