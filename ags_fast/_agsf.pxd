@@ -66,6 +66,14 @@ cdef extern from "agsf.h" nogil:
     uint64_t agsf_sealed_nbytes(uint64_t plain_nbytes, uint64_t block_nbytes)
     agsf_status agsf_seal_run(agsf_run *run)
     agsf_status agsf_open_run(agsf_run *run)
+    ctypedef struct agsf_ahead:
+        pass
+    agsf_status agsf_open_ahead(const agsf_run *run, agsf_ahead **ahead_ret)
+    ctypedef enum agsf_ahead_end:
+        AGSF_AHEAD_FAILED
+        AGSF_AHEAD_OPENED
+        AGSF_AHEAD_INTO
+    agsf_ahead_end agsf_ahead_finish(agsf_ahead *ahead, bint wanted, uint8_t *into)
     enum:
         AGSF_DEK_MAX_NBYTES
     ctypedef struct agsf_rewrap:

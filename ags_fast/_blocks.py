@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 
-from ags_fast._core import OVERHEAD_NBYTES, Key, Span, new_bytes
-from ags_fast._cursor import NOTHING, Cursor
+from ags_fast._core import NOTHING, OVERHEAD_NBYTES, Ahead, Key, Span, go_on, new_bytes, open_ahead
+from ags_fast._cursor import Cursor
+from ags_fast._threads import usable_cpus
 from ags_fast.ags1 import HEADER_NBYTES, block_offset, bytes_view, clamp
 from ags_fast.errors import IntegrityError
 from ags_fast.files.source import RangeSource, SeekableSource
@@ -35,14 +36,13 @@ class OpenBlocks(Cursor):
 
     __slots__ = (
         "_aad_prefix",
-        "_ahead",
-        "_ahead_from",
         "_block_size",
         "_cache",
         "_file",
         "_file_length",
         "_hot",
         "_key",
+        "_later",
         "_over",
         "_threads",
         "_unchecked",
@@ -53,6 +53,7 @@ class OpenBlocks(Cursor):
     _file: AnySource
     _file_length: int  # bytes of the stream, from a trusted place
     _key: Key
+    _later: Ahead
     _threads: int
     _unchecked: bool  # the one block of an empty stream has not been opened yet
 
@@ -60,8 +61,6 @@ class OpenBlocks(Cursor):
         self._hot = NOTHING  # opened bytes that the next read is likely to want
         self._over = False  # closed; quicker to read than `closed`
         self._cache: dict[int, Span] = {}  # opened blocks, least recently used first
-        self._ahead = 1  # blocks to open at once if the cursor goes on where the last ones ended
-        self._ahead_from = 0  # the block where the last ones ended
 
     def read_ranges(self, ranges: Iterable[Sequence[int]]) -> list[bytes]:
         """Read several ranges. Ranges whose blocks touch are read from the source, and opened, as one.
@@ -121,6 +120,15 @@ class OpenBlocks(Cursor):
         if isinstance(self._file, RangeSource):
             self._file.file.read_ahead = nbytes
 
+    def _share(self, threads: int) -> None:
+        """Let up to so many threads work: on one call, and ahead of a steady cursor where they have a CPU."""
+        most = threads * max(1, AHEAD_NBYTES // self._block_size)
+        helped = threads > 1 and not isinstance(self._file, SeekableSource) and usable_cpus() > 1
+        if isinstance(self._file, RangeSource):  # which requests ahead by itself
+            most = max(1, threads * AHEAD_NBYTES // self._block_size)
+        self._threads = threads
+        self._later = Ahead(self._key, self._aad_prefix, self._block_size, self._length, threads, most, helped)
+
     def _check_empty(self) -> None:
         self._open_blocks(0, memoryview(bytearray()))
         self._unchecked = False
@@ -158,8 +166,11 @@ class OpenBlocks(Cursor):
             self._hot = part
             if self._over:
                 self._let_go()
-            begin = offset - part.offset
-            return part.data[begin : begin + size]
+            return part.data[offset - part.offset : offset - part.offset + size]
+        if steady and self._hot.get(offset, 1) is None and self._go_on(offset, None) == 0:
+            data = self._hot.get(offset, size)
+            if data is not None:
+                return data
         out, view = new_bytes(size)
         self._fill(offset, view, steady)
         return out
@@ -180,13 +191,13 @@ class OpenBlocks(Cursor):
 
     def _fill(self, offset: int, out: memoryview, steady: bool) -> None:
         """Write the plaintext from `offset` to the whole of `out`."""
-        hot = self._hot
-        begin = offset - hot.offset
-        if 0 <= begin < len(hot.data):
-            part = memoryview(hot.data)[begin : begin + len(out)]
-            out[: len(part)] = part
-            offset += len(part)
-            out = out[len(part) :]
+        wanted = len(out)
+        while out:
+            done = self._hot.copy_to(offset, out) or (self._go_on(offset, out) if steady else -1)
+            if done < 0:
+                break
+            offset += done
+            out = out[done:]
         step = max(1, REQUEST_NBYTES // self._block_size) * self._block_size
         while isinstance(self._file, SeekableSource) and len(out) > step:  # what it fetches is held in memory
             piece = step - offset % self._block_size
@@ -195,6 +206,8 @@ class OpenBlocks(Cursor):
             out = out[piece:]
         if out:
             self._fill_piece(offset, out, steady)
+            if steady:
+                self._open_ahead(wanted)
 
     def _fill_piece(self, offset: int, out: memoryview, steady: bool) -> None:
         """Open whole blocks straight into `out`.
@@ -209,8 +222,8 @@ class OpenBlocks(Cursor):
         head = self._cached(first) if offset % size or first * size >= whole_end else None
         tail = self._cached(last) if last > first and last * size >= whole_end else None
         lo, hi = first + (head is not None), last + (tail is None)  # the blocks to be opened
-        goes_on = steady and lo == self._ahead_from
-        ahead = self._plan_ahead(lo, hi, whole_end < end) if steady and lo < hi else hi
+        goes_on = steady and lo == self._later.end
+        ahead = self._later.plan(lo, hi, whole_end < end) if steady and lo < hi else hi
         fetched = None
         if isinstance(self._file, SeekableSource) and lo < hi:  # one request for all of them
             fetched, ahead = self._fetch(self._file, lo, hi, ahead, goes_on)
@@ -229,22 +242,7 @@ class OpenBlocks(Cursor):
             self._hot = span
             if self._over:
                 self._let_go()
-            begin = at - span.offset
-            part = memoryview(span.data)[begin : begin + min(end - at, (block + 1) * size - at)]
-            out[at - offset : at - offset + len(part)] = part
-            at += len(part)
-
-    def _plan_ahead(self, lo: int, hi: int, in_part: bool) -> int:
-        """Return the block to stop at instead of `hi`: farther each time that the cursor goes on where it stopped."""
-        if isinstance(self._file, RangeSource):  # which requests ahead by itself
-            most = max(1, self._threads * AHEAD_NBYTES // self._block_size)
-        else:
-            most = self._threads * max(1, AHEAD_NBYTES // self._block_size)
-        self._ahead = min(2 * self._ahead, most) if lo == self._ahead_from else 1
-        if in_part:
-            hi = min(max(hi, lo + self._ahead), -(-self._length // self._block_size))
-        self._ahead_from = hi
-        return hi
+            at += span.copy_to(at, out[at - offset : (block + 1) * size - offset])
 
     def _fetch(self, file: SeekableSource, lo: int, hi: int, ahead: int, goes_on: bool) -> tuple[tuple[Any, int], int]:
         begin = block_offset(lo, self._block_size)
@@ -265,13 +263,14 @@ class OpenBlocks(Cursor):
 
     # ---- opened blocks
 
+    _open_ahead, _go_on = open_ahead, go_on
+
     def _open_steadily(self, first: int, out: memoryview) -> None:
         """Open the blocks from `first` whose plaintext fills `out`, and let a store go on to the next ones."""
         fetched = None
         if isinstance(self._file, RangeSource):
             last = first + -(-len(out) // self._block_size)
-            end = min(block_offset(last, self._block_size), self._file_length)
-            fetched = self._file.fetch(block_offset(first, self._block_size), end, True)
+            fetched, _ = self._fetch(self._file, first, last, last, True)
         self._open_blocks(first, out, fetched)
 
     def _open_blocks(self, first: int, out: memoryview, fetched: tuple[Any, int] | None = None) -> None:
@@ -313,6 +312,7 @@ class OpenBlocks(Cursor):
     def _let_go(self) -> None:
         """Release all opened blocks. Also called after a block is kept: a thread that closed the reader missed it."""
         self._hot = NOTHING
+        self._later.drop()
         self._cache.clear()
 
     def _keep(self, block: int, span: Span) -> None:

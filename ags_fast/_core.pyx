@@ -43,6 +43,8 @@ MAX_THREADS = AGSF_MAX_THREADS
 # Below this, handing the GIL to another thread and waiting to have it back costs more than the work.
 cdef enum: KEEP_GIL_NBYTES = 4096
 
+cdef enum: AGS1_HEADER_NBYTES = 8
+
 
 # What a status means. {} is the place: a block, a row, a module.
 cdef dict _ERRORS = {
@@ -661,7 +663,165 @@ cdef class Span:
             return None
         if nbytes > held - (begin - self.offset):
             return None
+        if nbytes == held:
+            return self.data
         return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self.data) + (begin - self.offset), nbytes)
+
+    def copy_to(self, offset, memoryview out not None):
+        """Write the bytes from `offset` to the start of `out`, as many as are here. Returns how many: 0 if none are."""
+        cdef Py_ssize_t begin = PyNumber_AsSsize_t(offset, NULL), held = PyBytes_GET_SIZE(self.data), nbytes
+        if begin < 0 or begin < self.offset or begin - self.offset >= held:
+            return 0
+        begin -= self.offset
+        nbytes = min(held - begin, <Py_ssize_t> _nbytes(out))
+        memcpy(_data(out), PyBytes_AS_STRING(self.data) + begin, <size_t> nbytes)
+        return nbytes
+
+
+NOTHING = _NOTHING = Span(-1, b"")  # no opened bytes: every read misses them
+
+
+@cython.final
+@cython.no_gc_clear  # what a helper thread uses must outlive the wait for it
+@cython.auto_pickle(False)
+cdef class _Run:
+    """A run that a helper thread opens. Of a Descriptor, it counts as a call in flight."""
+
+    cdef agsf_ahead *_run  # NULL: not begun, or finished
+    cdef Key _key
+    cdef bytes _prefix, _out
+    cdef object _source, _held
+    cdef Py_ssize_t offset
+
+    cdef agsf_ahead_end finish(self, bint wanted, uint8_t *into) except *:
+        cdef agsf_ahead *run = self._run
+        cdef agsf_ahead_end end
+        if run == NULL:
+            return AGSF_AHEAD_FAILED
+        self._run = NULL  # of two threads, one finishes
+        with nogil:
+            end = agsf_ahead_finish(run, wanted, into)
+        if type(self._source) is Descriptor:
+            (<Descriptor> self._source)._give_back()
+        return end
+
+    def __dealloc__(self):
+        self.finish(False, NULL)
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Ahead:
+    """What is opened of a stream before it is wanted, because a cursor moves steadily.
+
+    Where there are helper threads for it (`helped`), they open runs of blocks, one behind the other. A run that fails is
+    forgotten: whoever comes to its blocks opens them again, and gets the error.
+    """
+
+    cdef Key _key
+    cdef bytes _prefix
+    cdef size_t _block_size
+    cdef Py_ssize_t _length, _count, _most, _unit
+    cdef unsigned _threads
+    cdef bint _helped
+    cdef list _runs
+    cdef readonly Py_ssize_t end  # the block where it ends
+
+    def __cinit__(self, Key key not None, bytes aad_prefix not None, size_t block_size, Py_ssize_t length,
+                  unsigned threads, Py_ssize_t most, bint helped):
+        """most: blocks that are opened at once, by all threads. Helpers are ahead by up to twice as many."""
+        self._key, self._prefix, self._block_size, self._length = key, aad_prefix, block_size, length
+        self._threads, self._helped, self._runs = threads, helped, []
+        self._unit, self._most, self._count = most // threads, 2 * most if helped else most, 1
+
+    def plan(self, Py_ssize_t lo, Py_ssize_t hi, bint in_part):
+        """Return the block to stop at instead of `hi`: farther each time that a cursor goes on where it stopped."""
+        cdef Py_ssize_t blocks = -(-self._length // <Py_ssize_t> self._block_size)
+        self._count = min(2 * self._count, self._most) if lo == self.end else 1
+        if in_part:
+            hi = min(max(hi, lo + (min(self._count, self._unit) if self._helped else self._count)), blocks)
+        self.end = hi
+        return hi
+
+    cdef int _start(self, object reader, Py_ssize_t wanted) except -1:
+        """Let helpers begin further runs for a cursor that reads `wanted` bytes at a time."""
+        cdef Py_ssize_t begin, nbytes
+        if not self._helped or self._count <= self._unit or wanted > self._most * <Py_ssize_t> self._block_size:
+            return 0
+        source = reader._file.fetch(0, 0)[0]
+        begin = self.end * self._block_size
+        while (len(self._runs) + 1) * self._unit <= self._count and begin < self._length:
+            nbytes = min(self._length - begin, self._unit * <Py_ssize_t> self._block_size)
+            self._runs.append(self._begin(source, self.end, nbytes))
+            self.end += self._unit
+            begin += nbytes
+        return 0
+
+    cdef _Run _begin(self, source, Py_ssize_t block, Py_ssize_t nbytes):
+        cdef agsf_run run = self._key._run(self._prefix, self._block_size, block, self._threads)
+        cdef _Run begun = _Run()
+        cdef agsf_status status
+        begun._key, begun._prefix, begun._source = self._key, self._prefix, source
+        begun._out, begun.offset = _new_bytes(nbytes), block * self._block_size
+        run.plain, run.plain_nbytes = <uint8_t *> PyBytes_AS_STRING(begun._out), nbytes
+        begun._held = _source(&run, source, AGS1_HEADER_NBYTES + block * (self._block_size + AGSF_OVERHEAD_NBYTES))
+        if type(source) is Descriptor:
+            run.fd = (<Descriptor> source)._take()
+        status = agsf_open_ahead(&run, &begun._run)
+        if status != AGSF_OK and type(source) is Descriptor:
+            (<Descriptor> source)._give_back()
+        _check(status, "the run")
+        return begun
+
+    cdef _Run take(self, Py_ssize_t offset):
+        """The first run, if it begins at `offset`; otherwise the cursor is elsewhere, and all are dropped."""
+        cdef list runs = self._runs
+        if runs and (<_Run> runs[0]).offset == offset:
+            self._count = min(2 * self._count, self._most)
+            return runs.pop(0)
+        self.drop()
+        return None
+
+    def drop(self):
+        """Wait for the threads that open something, and release all of it."""
+        self._runs = []
+
+
+def open_ahead(self, Py_ssize_t wanted):
+    """Let helpers open what a steady cursor that reads `wanted` bytes at a time wants next. Their errors wait for it."""
+    # AgsReader's method, as read_at.
+    try:
+        (<Ahead?> self._later)._start(self, wanted)
+    except (ValueError, MemoryError):  # another thread has closed the reader, or there is no room
+        pass
+    if self._over:
+        self._let_go()
+
+
+def go_on(self, offset, memoryview out):
+    """Take up what was opened ahead, if that begins at `offset`, and let more be opened.
+
+    Returns how many bytes were opened right to `out`: 0 if all are hot, -1 if there are none.
+    """
+    # AgsReader's method, as read_at.
+    cdef Ahead ahead = <Ahead?> self._later
+    cdef _Run run = ahead.take(PyNumber_AsSsize_t(offset, NULL))
+    cdef agsf_ahead_end end
+    cdef Py_ssize_t room = 0 if out is None else <Py_ssize_t> _nbytes(out)
+    if run is None:
+        return -1
+    self._hot = _NOTHING  # release the old bytes before there are new ones
+    open_ahead(self, room)
+    end = run.finish(True, _data(out) if room >= PyBytes_GET_SIZE(run._out) else NULL)
+    if end == AGSF_AHEAD_INTO:
+        return PyBytes_GET_SIZE(run._out)
+    if end == AGSF_AHEAD_FAILED:
+        ahead.drop()
+        return -1
+    self._hot = Span(run.offset, run._out)
+    if self._over:
+        self._let_go()
+    return 0
 
 
 def read_at(self, offset, size):

@@ -8,7 +8,7 @@ import operator
 import os
 import warnings
 
-from ags_fast._core import Lines, Span, readline
+from ags_fast._core import NOTHING, Lines, Span, readline
 from ags_fast.errors import IntegrityError
 
 TYPE_CHECKING = False  # to import typing takes longer than to import this module
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer
 
-__all__ = ["NOTHING", "Cursor", "Turns", "Unfinished"]
+__all__ = ["Cursor", "Turns", "Unfinished"]
 
 LINES_NBYTES = 8 << 10  # that are read for the first line; then twice as many each time, up to MOST_LINES_NBYTES
 MOST_LINES_NBYTES = 256 << 10
-NOTHING = Span(-1, b"")  # no opened bytes: every read misses them
 
 
 class Cursor(io.RawIOBase):

@@ -8,7 +8,7 @@ import sys
 
 from ags_fast._core import MAX_THREADS
 
-__all__ = ["thread_count"]
+__all__ = ["thread_count", "usable_cpus"]
 
 
 def thread_count(threads: int | None) -> int:
@@ -19,7 +19,7 @@ def thread_count(threads: int | None) -> int:
     if threads is None:
         text = os.environ.get("AGS_FAST_THREADS")
         if text is None:
-            return min(_spark_task_cpus() or _usable_cpus(), MAX_THREADS)
+            return min(_spark_task_cpus() or usable_cpus(), MAX_THREADS)
         if not text.strip().isdigit():
             raise ValueError(f"AGS_FAST_THREADS must be a whole number from 1, not {text!r}")
         threads = int(text)
@@ -40,7 +40,7 @@ def _spark_task_cpus() -> int | None:
 _known: tuple[int, int] | None = None  # process id and number of CPUs, as found by that process
 
 
-def _usable_cpus() -> int:
+def usable_cpus() -> int:
     global _known
     if _known is None or _known[0] != os.getpid():
         affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -101,9 +101,10 @@ class AgsReader(OpenBlocks):
             self._block_size = self._read_header(block_size, max_block_size)
             self._length = plaintext_in(self._file_length, self._block_size)
             # To count the CPUs takes longer than to open a block.
-            self._threads = 1 if threads is None and self._length <= self._block_size else thread_count(threads)
+            self._share(1 if threads is None and self._length <= self._block_size else thread_count(threads))
         except BaseException:
             self._file.close()
+            del self._file  # for `close`
             raise
         self._unchecked = self._length == 0 and self._file_length > HEADER_NBYTES  # the block of an empty stream
 

@@ -236,11 +236,16 @@ static bool open_job(void *arg, unsigned lane_number, size_t number) {
 
 /* ---------------------------------------------------------------- runs */
 
+static uint64_t blocks_per_job(const agsf_run *run) {
+    const uint64_t fitting = JOB_NBYTES / (run->block_nbytes + AGSF_OVERHEAD_NBYTES);
+
+    return fitting > 0 ? fitting : 1;
+}
+
 /* Runs the next slice: at most nblocks blocks, as many as the time allows. */
 static agsf_status run_slice(agsf_run *run, uint64_t nblocks, const uint8_t *nonces,
                              bool (*job)(void *, unsigned, size_t)) {
-    const uint64_t fitting = JOB_NBYTES / (run->block_nbytes + AGSF_OVERHEAD_NBYTES),
-                   per_job = fitting > 0 ? fitting : 1;
+    const uint64_t per_job = blocks_per_job(run);
     const uint64_t end = run->done + nblocks, all = count_blocks(run->plain_nbytes, run->block_nbytes);
     agsf_lane *lanes[AGSF_MAX_THREADS];
     agsf_key_lanes key = {.key = run->key, .users = AGSF_MAX_THREADS, .lanes = lanes};
@@ -306,4 +311,70 @@ agsf_status agsf_open_run(agsf_run *run) {
     if (possible(run)) status = run_slice(run, next_blocks(run), NULL, open_job);
     if (status != AGSF_OK && status != AGSF_PAUSED && run->plain_nbytes > 0) memset(run->plain, 0, run->plain_nbytes);
     return status;
+}
+
+/* ---------------------------------------------------------------- ahead of a reader */
+
+struct agsf_ahead {
+    agsf_run run;
+    agsf_lane *lane; /* of whoever does the job */
+    struct slice slice;
+    agsf_pool_batch batch;
+    bool opened;
+};
+
+static bool open_all(void *arg, unsigned lane_number, size_t number) {
+    agsf_ahead *const ahead = arg;
+    const uint64_t blocks = ahead->slice.end, per_job = ahead->slice.per_job;
+
+    (void)lane_number;
+    for (ahead->opened = true; ahead->opened && number * per_job < blocks; number++) {
+        ahead->opened = open_job(&ahead->slice, 0, number);
+    }
+    return true;
+}
+
+agsf_status agsf_open_ahead(const agsf_run *run, agsf_ahead **ahead_ret) {
+    agsf_ahead *ahead;
+    agsf_status status;
+
+    if (!possible(run)) return AGSF_BAD_ARGUMENT;
+    ahead = calloc(1, sizeof(*ahead));
+    if (ahead == NULL) return AGSF_NO_MEMORY;
+    status = agsf_lane_borrow(run->key, run->sealed == NULL ? AGSF_WITH_SCRATCH : 0, &ahead->lane);
+    if (status != AGSF_OK) {
+        free(ahead);
+        return status;
+    }
+    ahead->run = *run;
+    ahead->slice = (struct slice){.run = &ahead->run,
+                                  .end = count_blocks(run->plain_nbytes, run->block_nbytes),
+                                  .per_job = blocks_per_job(run),
+                                  .lanes = &ahead->lane};
+    ahead->batch = (agsf_pool_batch){.job = open_all, .arg = ahead, .njobs = 1, .nlanes = run->threads};
+    agsf_pool_start(&ahead->batch);
+    *ahead_ret = ahead;
+    return AGSF_OK;
+}
+
+agsf_ahead_end agsf_ahead_finish(agsf_ahead *ahead, bool wanted, uint8_t *into) {
+    agsf_ahead_end end = AGSF_AHEAD_OPENED;
+    bool ended = true;
+
+    if (!agsf_pool_take(&ahead->batch)) {
+        ended = agsf_pool_wait(&ahead->batch, wanted);
+    } else if (wanted) {
+        if (into != NULL) {
+            ahead->run.plain = into;
+            end = AGSF_AHEAD_INTO;
+        }
+        (void)open_all(ahead, 0, 0);
+    }
+    if (!ended || !ahead->opened) {
+        end = AGSF_AHEAD_FAILED;
+        memset(ahead->run.plain, 0, ahead->run.plain_nbytes);
+    }
+    if (ended) agsf_lane_return(ahead->run.key, ahead->lane);
+    free(ahead);
+    return end;
 }

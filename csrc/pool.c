@@ -19,7 +19,8 @@ static pthread_cond_t only_busy = PTHREAD_COND_INITIALIZER;  /* nthreads has bec
 
 /* All guarded by pool_mutex. */
 static agsf_pool_batch *ring;            /* batches that helpers may work on: a circle, next in turn first; or NULL */
-static unsigned nthreads, nidle, nbusy;  /* busy: in a job. One that has just been started is neither that nor idle */
+static unsigned nthreads, nidle;         /* one that has just been started is not idle yet */
+static unsigned nbusy;                   /* in a job that its caller waits for */
 static unsigned enders;                  /* callers that wait for helpers to leave */
 static pthread_t left[AGSF_MAX_THREADS]; /* helpers that have left for an ender, which is to join them */
 static unsigned nleft;
@@ -51,11 +52,12 @@ static void link_batch(agsf_pool_batch *batch) {
     if (ring == NULL) {
         batch->link_next = batch->link_prev = batch;
         ring = batch;
-    } else { /* last in turn */
+    } else { /* last in turn; but next, if it is ahead, so that helpers begin where its caller comes last */
         batch->link_next = ring;
         batch->link_prev = ring->link_prev;
         ring->link_prev->link_next = batch;
         ring->link_prev = batch;
+        if (batch->ahead) ring = batch;
     }
     batch->linked = true;
 }
@@ -80,13 +82,13 @@ static size_t claim(agsf_pool_batch *batch) {
     return number;
 }
 
-/* The next batch in turn that has a lane free, or NULL. */
+/* The next batch in turn that has a lane free, or NULL. What nobody waits for keeps no helper from leaving. */
 static agsf_pool_batch *pick(void) {
     agsf_pool_batch *batch = ring;
 
     if (batch == NULL) return NULL;
     do {
-        if (batch->nfree > 0) return batch;
+        if (batch->nfree > 0 && !(batch->ahead && enders > 0)) return batch;
         batch = batch->link_next;
     } while (batch != ring);
     return NULL;
@@ -96,19 +98,20 @@ static void tell_enders(void) {
     if (enders > 0 && nthreads == nbusy) pthread_cond_broadcast(&only_busy);
 }
 
-static void help(agsf_pool_batch *batch) {
+/* Does a job of a batch that pick() has found. busy: 1 for a helper that agsf_end_idle_threads() is to let be, or 0. */
+static void help(agsf_pool_batch *batch, unsigned busy) {
     const unsigned lane = batch->free_lanes[--batch->nfree];
     const size_t number = claim(batch);
     bool go_on;
 
     if (batch->linked) ring = batch->link_next; /* the others' turn */
     batch->helping++;
-    nbusy++;
+    nbusy += busy;
     tell_enders();
     agsf_pool_unlock();
     go_on = batch->job(batch->arg, lane, number);
     agsf_pool_lock();
-    nbusy--;
+    nbusy -= busy;
     batch->helping--;
     batch->free_lanes[batch->nfree++] = (unsigned char)lane;
     if (!go_on) unlink_batch(batch);
@@ -134,7 +137,7 @@ static void *helper_main(void *unused) {
     for (;;) {
         agsf_pool_batch *batch = pick();
         if (batch != NULL) {
-            help(batch);
+            help(batch, batch->ahead ? 0 : 1);
         } else if (enders > 0 || !wait_for_work()) {
             break;
         }
@@ -175,29 +178,35 @@ static bool start_helper(void) {
     bool started;
 
     if (pthread_attr_init(&attr) != 0) return false;
+    nthreads++; /* before it runs, so that its own -1 finds it */
     (void)pthread_attr_setstacksize(&attr, STACK_NBYTES);
     sigfillset(&all); /* signals are for the program's own threads */
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     started = pthread_create(&thread, &attr, helper_main, NULL) == 0;
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     (void)pthread_attr_destroy(&attr);
+    if (!started) nthreads--;
     return started;
 }
 
-static void call_helpers(agsf_pool_batch *batch) {
+/* Offers a batch to helpers. */
+static void begin(agsf_pool_batch *batch) {
+    batch->next = 0;
+    batch->helping = 0;
+    batch->nfree = 0;
+    for (unsigned lane = batch->nlanes - 1; lane > 0; lane--) batch->free_lanes[batch->nfree++] = (unsigned char)lane;
+    pthread_cond_init(&batch->helped, NULL);
+    if (owner != getpid()) agsf_pool_forget(); /* a fork that ran no handlers */
+    batch->process = owner;
+    link_batch(batch);
+}
+
+static void call_helpers(const agsf_pool_batch *batch) {
     const size_t others = batch->njobs - 1;
     const unsigned wanted = others < batch->nlanes - 1 ? (unsigned)others : batch->nlanes - 1;
 
-    if (owner != getpid()) agsf_pool_forget(); /* a fork that ran no handlers */
-    link_batch(batch);
     for (unsigned i = 0; i < wanted && i < nidle; i++) pthread_cond_signal(&work_waits);
-    while (nthreads < wanted) {
-        nthreads++; /* before it runs, so that its own -1 finds it */
-        if (!start_helper()) {
-            nthreads--;
-            break;
-        }
-    }
+    while (nthreads < wanted && start_helper()) continue;
 }
 
 static unsigned ms_since(const struct timespec *start) {
@@ -225,13 +234,8 @@ size_t agsf_pool_run(agsf_pool_batch *batch) {
     clock_gettime(CLOCK_MONOTONIC, &start);
     if (batch->nlanes <= 1 || batch->njobs <= 1) return run_alone(batch, &start);
 
-    batch->next = 0;
-    batch->helping = 0;
-    batch->nfree = 0;
-    for (unsigned lane = batch->nlanes - 1; lane > 0; lane--) batch->free_lanes[batch->nfree++] = (unsigned char)lane;
-    pthread_cond_init(&batch->helped, NULL);
-
     agsf_pool_lock();
+    begin(batch);
     call_helpers(batch);
     while (batch->linked && go_on) {
         const size_t number = claim(batch);
@@ -244,4 +248,45 @@ size_t agsf_pool_run(agsf_pool_batch *batch) {
     agsf_pool_unlock();
     pthread_cond_destroy(&batch->helped);
     return batch->next;
+}
+
+void agsf_pool_start(agsf_pool_batch *batch) {
+    batch->ahead = true;
+    agsf_pool_lock();
+    begin(batch);
+    if (nidle > 0) {
+        pthread_cond_signal(&work_waits);
+    } else if (nthreads + 1 < batch->nlanes) {
+        (void)start_helper();
+    }
+    agsf_pool_unlock();
+}
+
+bool agsf_pool_take(agsf_pool_batch *batch) {
+    bool mine;
+
+    agsf_pool_lock();
+    if (batch->process == getpid()) unlink_batch(batch);
+    mine = batch->next == 0;
+    batch->next = 1;
+    agsf_pool_unlock();
+    return mine;
+}
+
+bool agsf_pool_wait(agsf_pool_batch *batch, bool helping) {
+    bool ended;
+
+    agsf_pool_lock();
+    while (batch->helping > 0 && batch->process == getpid()) {
+        agsf_pool_batch *const other = helping ? pick() : NULL;
+        if (other != NULL) {
+            help(other, 0);
+        } else {
+            pthread_cond_wait(&batch->helped, &pool_mutex);
+        }
+    }
+    ended = batch->helping == 0;
+    if (batch->process == getpid()) pthread_cond_destroy(&batch->helped);
+    agsf_pool_unlock();
+    return ended;
 }

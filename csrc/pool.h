@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
 
 #include "agsf.h"
 
@@ -36,7 +37,9 @@ typedef struct agsf_pool_batch {
     unsigned char free_lanes[AGSF_MAX_THREADS];
     pthread_cond_t helped; /* helping has become 0 */
     struct agsf_pool_batch *link_next, *link_prev;
-    bool linked; /* helpers may come */
+    bool linked;   /* helpers may come */
+    bool ahead;    /* nobody waits for it: see agsf_pool_start() */
+    pid_t process; /* whose helpers they are */
 } agsf_pool_batch;
 
 /*
@@ -44,6 +47,22 @@ typedef struct agsf_pool_batch {
  * is njobs unless a job returned false or the budget ran out. It cannot fail.
  */
 size_t agsf_pool_run(agsf_pool_batch *batch);
+
+/*
+ * For a batch of one job that nobody waits for yet:
+ *
+ * agsf_pool_start() offers it to helpers and returns at once. Up to nlanes - 1 of them are there for all such batches;
+ * they begin with the newest. A fork waits for such jobs, so that their helpers can leave before it. The batch must stay
+ * where it is until agsf_pool_take() and agsf_pool_wait() have ended it, also in a child of the process.
+ *
+ * agsf_pool_take() keeps helpers from beginning it. True: none has; the caller may do the job.
+ *
+ * agsf_pool_wait() waits for the helper that has begun it, and with `helping` does other jobs of the pool meanwhile.
+ * False: a fork without handlers has cut the job off, and what the job used is in no state to be used again.
+ */
+void agsf_pool_start(agsf_pool_batch *batch);
+bool agsf_pool_take(agsf_pool_batch *batch);
+bool agsf_pool_wait(agsf_pool_batch *batch, bool helping);
 
 /* agsf_pool_threads() is how many helper threads exist now. */
 unsigned agsf_pool_threads(void);
