@@ -24,7 +24,8 @@ static unsigned nbusy;                   /* in a job that its caller waits for *
 static unsigned enders;                  /* callers that wait for helpers to leave */
 static pthread_t left[AGSF_MAX_THREADS]; /* helpers that have left for an ender, which is to join them */
 static unsigned nleft;
-static pid_t owner; /* the process whose threads nthreads counts */
+static pid_t owner;   /* the process whose threads nthreads counts */
+static unsigned life; /* another in each process, also where process ids come round again */
 
 void agsf_pool_lock(void) { pthread_mutex_lock(&pool_mutex); }
 void agsf_pool_unlock(void) { pthread_mutex_unlock(&pool_mutex); }
@@ -37,6 +38,7 @@ void agsf_pool_forget(void) {
     ring = NULL;
     nthreads = nidle = nbusy = enders = nleft = 0;
     owner = getpid();
+    life++;
 }
 
 unsigned agsf_pool_threads(void) {
@@ -197,7 +199,7 @@ static void begin(agsf_pool_batch *batch) {
     for (unsigned lane = batch->nlanes - 1; lane > 0; lane--) batch->free_lanes[batch->nfree++] = (unsigned char)lane;
     pthread_cond_init(&batch->helped, NULL);
     if (owner != getpid()) agsf_pool_forget(); /* a fork that ran no handlers */
-    batch->process = owner;
+    batch->life = life;
     link_batch(batch);
 }
 
@@ -262,11 +264,17 @@ void agsf_pool_start(agsf_pool_batch *batch) {
     agsf_pool_unlock();
 }
 
+/* Whether it was started here, and not before a fork. */
+static bool started_here(const agsf_pool_batch *batch) {
+    if (owner != getpid()) agsf_pool_forget(); /* a fork that ran no handlers */
+    return batch->life == life;
+}
+
 bool agsf_pool_take(agsf_pool_batch *batch) {
     bool mine;
 
     agsf_pool_lock();
-    if (batch->process == getpid()) unlink_batch(batch);
+    if (started_here(batch)) unlink_batch(batch);
     mine = batch->next == 0;
     batch->next = 1;
     agsf_pool_unlock();
@@ -274,10 +282,11 @@ bool agsf_pool_take(agsf_pool_batch *batch) {
 }
 
 bool agsf_pool_wait(agsf_pool_batch *batch, bool helping) {
-    bool ended;
+    bool here, ended;
 
     agsf_pool_lock();
-    while (batch->helping > 0 && batch->process == getpid()) {
+    here = started_here(batch);
+    while (here && batch->helping > 0) {
         agsf_pool_batch *const other = helping ? pick() : NULL;
         if (other != NULL) {
             help(other, 0);
@@ -286,7 +295,7 @@ bool agsf_pool_wait(agsf_pool_batch *batch, bool helping) {
         }
     }
     ended = batch->helping == 0;
-    if (batch->process == getpid()) pthread_cond_destroy(&batch->helped);
+    if (here) pthread_cond_destroy(&batch->helped);
     agsf_pool_unlock();
     return ended;
 }

@@ -13,7 +13,6 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <sys/types.h>
 
 #include "agsf.h"
 
@@ -39,7 +38,7 @@ typedef struct agsf_pool_batch {
     struct agsf_pool_batch *link_next, *link_prev;
     bool linked;   /* helpers may come */
     bool ahead;    /* nobody waits for it: see agsf_pool_start() */
-    pid_t process; /* whose helpers they are */
+    unsigned life; /* of the process that has started it */
 } agsf_pool_batch;
 
 /*

@@ -18,7 +18,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 FUZZERS=(fuzz_open fuzz_parquet)
-TESTS=(aead counters runs failures files pause pool memory locks fork rewrap thrift parquet avro)
+TESTS=(aead counters runs failures files pause pool ahead memory locks fork rewrap thrift parquet avro)
 FUZZ_SECONDS=60
 JOBS=$(nproc)
 COMPILERS=(${CC:+"$CC"})
