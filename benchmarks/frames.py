@@ -12,6 +12,7 @@ import io
 import itertools
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pyarrow.parquet as pq
 
-from ags_fast import Dataset, jobs, parquet
+from ags_fast import AgsReader, AgsWriter, Dataset, jobs, parquet
 from ags_fast.parquet import keytools
-from benchmarks.cases import Bench, contest, nothing
+from benchmarks.cases import KEYS, Bench, contest, nothing, threads_name
 from benchmarks.datasets import session_in, workspace
 from benchmarks.keystore import MASTER_KEY, keystore
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
@@ -56,7 +57,13 @@ def frames(bench: Bench) -> Group:
     )
 
 
-GROUPS = {"frames": frames}
+def callers(bench: Bench) -> Group:
+    """Make the group."""
+    cases = [Case(f"callers/{name}", functools.partial(called, bench, name), rounds=1 / 2) for name in CALLERS]
+    return Group("libraries read a stream from first to last; limit: the same of the plain file", cases)
+
+
+GROUPS = {"frames": frames, "callers": callers}
 
 
 def links(folder: Path, source: Path, count: int) -> tuple[Path, int]:
@@ -202,6 +209,66 @@ def counted_by_fastavro(spark: SparkSession, dataset: str, kms: dict[str, str]) 
 
     total: int = spark.sparkContext.parallelize(paths, len(paths)).mapPartitions(count).sum()
     return total
+
+
+# ---- streams
+
+
+def read_avro(file: io.RawIOBase) -> None:
+    import fastavro
+
+    deque(fastavro.reader(io.BufferedReader(file, 1 << 20)), maxlen=0)
+
+
+def read_csv(file: io.RawIOBase) -> None:
+    import pandas as pd
+
+    pd.read_csv(file)
+
+
+def read_csv_to_arrow(file: io.RawIOBase) -> None:
+    import pyarrow.csv
+
+    pyarrow.csv.read_csv(file, pyarrow.csv.ReadOptions(use_threads=False))
+
+
+CALLERS: dict[str, Callable[[io.RawIOBase], None]] = {
+    "fastavro": read_avro,
+    "pandas.read_csv": read_csv,
+    "pyarrow.csv.read_csv": read_csv_to_arrow,
+}
+
+
+@contextmanager
+def called(bench: Bench, name: str) -> Iterator[Contest]:
+    """Let a library read a stream. What it reads of a plain file is what a reader gives that costs nothing."""
+    import pyarrow.csv
+
+    if importlib.util.find_spec(name.partition(".")[0]) is None:
+        raise SkippedError(f"{name} is not installed")
+    with workspace(bench, "callers") as folder:
+        path, stream, call = folder / "rows.csv", folder / "stream", CALLERS[name]
+        if name == "fastavro":
+            path = avro_file(folder, bench.size(AVRO_ROWS) // 2)
+        else:
+            pyarrow.csv.write_csv(table(bench.size(CSV_ROWS)), path)
+        with open(path, "rb") as plain, AgsWriter(stream, KEYS[0]) as writer:
+            shutil.copyfileobj(plain, writer, 1 << 20)
+
+        def read_plain() -> None:
+            with open(path, "rb", buffering=0) as file:
+                call(file)
+
+        def read(threads: int) -> None:
+            with AgsReader(stream, KEYS[0], length=writer.file_length, threads=threads) as file:
+                call(file)
+
+        rows, runs = [], {}
+        for n in bench.threads:
+            rows.append(row := Row(f"callers/{name}/{n}t", f"{name}, {threads_name(n)}", nbytes=path.stat().st_size))
+            runs[row.name, "limit"] = nothing(read_plain)
+            runs[row.name, "ours"] = nothing(read, n)
+        yield Contest(rows, runs)
 
 
 # ---- the file system

@@ -103,6 +103,8 @@ TARGETS = [
     Target("reader, 64 MiB at a time, 1 thread / C loop", r"read/64MiB/.*/1t", 0.95, faster_than("limit")),
     Target("reader, 64 MiB at a time, 2 threads / C loop", r"read/64MiB/.*/2t", 0.95, faster_than("limit")),
     Target("reader, 64 MiB at a time, 2 threads / 1 thread", r"read/64MiB/.*/2t", 1.6, faster_than_thread(1)),
+    Target("1 MiB reads, 2 threads / C loop", r"read/1MiB/.*/2t", 0.85, faster_than("limit")),
+    Target("libraries read a stream, 2 threads / plain files", r"callers/.*/2t", 0.85, faster_than("limit")),
     Target("writer, 64 KiB writes, 1 thread / C loop", r"write/64KiB/.*/1t", 0.9, faster_than("limit")),
     Target("writer, 64 KiB writes, 2 threads / C loop", r"write/64KiB/.*/2t", 0.9, faster_than("limit")),
     Target("open, read, close of 8 KiB / Python stream class", r"small/8KiB/.*", 1.5, faster_than("best")),
