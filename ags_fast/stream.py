@@ -66,7 +66,7 @@ class AgsReader(OpenBlocks):
         block_size: The only block size to accept, in bytes of plaintext. None accepts what the header claims, up to
             `max_block_size` (spec: "File structure").
         max_block_size: The largest block size to accept from the header, in bytes.
-        threads: How many threads may work on one call; None as for AgsCodec.
+        threads: How many threads may work on one call, or ahead of reads without a gap; None as for AgsCodec.
         storage_options: Options for fsspec, of a URL.
 
     Raises:
