@@ -69,9 +69,11 @@ cdef extern from "agsf.h" nogil:
     ctypedef struct agsf_ahead:
         pass
     agsf_status agsf_open_ahead(const agsf_run *run, agsf_ahead **ahead_ret)
+    agsf_status agsf_seal_ahead(const agsf_run *run, agsf_ahead **ahead_ret)
+    bint agsf_ahead_done(agsf_ahead *ahead)
     ctypedef enum agsf_ahead_end:
         AGSF_AHEAD_FAILED
-        AGSF_AHEAD_OPENED
+        AGSF_AHEAD_GOOD
         AGSF_AHEAD_INTO
     agsf_ahead_end agsf_ahead_finish(agsf_ahead *ahead, bint wanted, uint8_t *into)
     enum:

@@ -685,13 +685,29 @@ NOTHING = _NOTHING = Span(-1, b"")  # no opened bytes: every read misses them
 @cython.no_gc_clear  # what a helper thread uses must outlive the wait for it
 @cython.auto_pickle(False)
 cdef class _Run:
-    """A run that a helper thread opens. Of a Descriptor, it counts as a call in flight."""
+    """A run that a helper thread opens or seals. Of a Descriptor, it counts as a call in flight."""
 
     cdef agsf_ahead *_run  # NULL: not begun, or finished
     cdef Key _key
-    cdef bytes _prefix, _out
-    cdef object _source, _held
-    cdef Py_ssize_t offset
+    cdef bytes _prefix, _plain
+    cdef object _file, _held  # its sealed side
+    cdef Py_ssize_t _offset  # of the plaintext in the stream
+
+    cdef int begin(self, Key key, bytes prefix, bytes plain, agsf_run *run, object file, bint seal) except -1:
+        cdef agsf_status status
+        run.plain, run.plain_nbytes = <uint8_t *> PyBytes_AS_STRING(plain), <size_t> PyBytes_GET_SIZE(plain)
+        self._held = file if seal else _source(run, file, run.fd_offset)
+        self._key, self._prefix, self._plain, self._file = key, prefix, plain, file
+        self._offset = <Py_ssize_t> (run.first_block * run.block_nbytes)
+        if type(file) is Descriptor:
+            run.fd = (<Descriptor> file)._take()
+        status = agsf_seal_ahead(run, &self._run) if seal else agsf_open_ahead(run, &self._run)
+        if status != AGSF_OK and type(file) is Descriptor:
+            (<Descriptor> file)._give_back()
+        return _check(status, "the run")
+
+    cdef bint done(self):
+        return self._run == NULL or agsf_ahead_done(self._run)
 
     cdef agsf_ahead_end finish(self, bint wanted, uint8_t *into) except *:
         cdef agsf_ahead *run = self._run
@@ -701,8 +717,8 @@ cdef class _Run:
         self._run = NULL  # of two threads, one finishes
         with nogil:
             end = agsf_ahead_finish(run, wanted, into)
-        if type(self._source) is Descriptor:
-            (<Descriptor> self._source)._give_back()
+        if type(self._file) is Descriptor:
+            (<Descriptor> self._file)._give_back()
         return end
 
     def __dealloc__(self):
@@ -746,37 +762,27 @@ cdef class Ahead:
     cdef int _start(self, object reader, Py_ssize_t wanted) except -1:
         """Let helpers begin further runs for a cursor that reads `wanted` bytes at a time."""
         cdef Py_ssize_t begin, nbytes
+        cdef agsf_run run
+        cdef _Run begun
         if not self._helped or self._count <= self._unit or wanted > self._most * <Py_ssize_t> self._block_size:
             return 0
         source = reader._file.fetch(0, 0)[0]
         begin = self.end * self._block_size
         while (len(self._runs) + 1) * self._unit <= self._count and begin < self._length:
             nbytes = min(self._length - begin, self._unit * <Py_ssize_t> self._block_size)
-            self._runs.append(self._begin(source, self.end, nbytes))
+            run = self._key._run(self._prefix, self._block_size, self.end, self._threads)
+            run.fd_offset = AGS1_HEADER_NBYTES + self.end * (self._block_size + AGSF_OVERHEAD_NBYTES)
+            begun = _Run()
+            begun.begin(self._key, self._prefix, _new_bytes(nbytes), &run, source, False)
+            self._runs.append(begun)
             self.end += self._unit
             begin += nbytes
         return 0
 
-    cdef _Run _begin(self, source, Py_ssize_t block, Py_ssize_t nbytes):
-        cdef agsf_run run = self._key._run(self._prefix, self._block_size, block, self._threads)
-        cdef _Run begun = _Run()
-        cdef agsf_status status
-        begun._key, begun._prefix, begun._source = self._key, self._prefix, source
-        begun._out, begun.offset = _new_bytes(nbytes), block * self._block_size
-        run.plain, run.plain_nbytes = <uint8_t *> PyBytes_AS_STRING(begun._out), nbytes
-        begun._held = _source(&run, source, AGS1_HEADER_NBYTES + block * (self._block_size + AGSF_OVERHEAD_NBYTES))
-        if type(source) is Descriptor:
-            run.fd = (<Descriptor> source)._take()
-        status = agsf_open_ahead(&run, &begun._run)
-        if status != AGSF_OK and type(source) is Descriptor:
-            (<Descriptor> source)._give_back()
-        _check(status, "the run")
-        return begun
-
     cdef _Run take(self, Py_ssize_t offset):
         """The first run, if it begins at `offset`; otherwise the cursor is elsewhere, and all are dropped."""
         cdef list runs = self._runs
-        if runs and (<_Run> runs[0]).offset == offset:
+        if runs and (<_Run> runs[0])._offset == offset:
             self._count = min(2 * self._count, self._most)
             return runs.pop(0)
         self.drop()
@@ -784,6 +790,61 @@ cdef class Ahead:
 
     def drop(self):
         """Wait for the threads that open something, and release all of it."""
+        self._runs = []
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class Behind:
+    """Blocks of a writer that helper threads, up to `helpers`, seal to its file while it takes the next ones.
+
+    What is up to `most` bytes is for a helper, if one has no work yet; anything else the caller seals, by `threads`.
+    """
+
+    cdef Key _key
+    cdef bytes _prefix
+    cdef size_t _block_size
+    cdef Py_ssize_t _most, _helpers
+    cdef unsigned _threads
+    cdef list _runs  # each with the other arguments of the `Key.seal_run` that would do the same
+
+    def __cinit__(self, Key key not None, bytes aad_prefix not None, size_t block_size, Py_ssize_t most,
+                  unsigned threads, Py_ssize_t helpers):
+        self._key, self._prefix, self._block_size, self._most = key, aad_prefix, block_size, most
+        self._threads, self._helpers, self._runs = threads, helpers, []
+
+    def seal(self, uint64_t first_block, plain, Descriptor file not None, uint64_t offset):
+        """Seal `plain` to the file from `offset`. Raises what `Key.seal_run` raises, also for blocks of earlier calls."""
+        cdef Py_ssize_t nbytes = memoryview(plain).nbytes
+        cdef agsf_run run
+        cdef _Run begun
+        self._end(False)
+        if not 0 < nbytes <= self._most or len(self._runs) >= self._helpers:
+            self._key.seal_run(self._prefix, self._block_size, first_block, plain, file, offset, self._threads)
+            return
+        run = self._key._run(self._prefix, self._block_size, first_block, self._threads)
+        run.fd_offset = offset
+        begun = _Run()
+        begun.begin(self._key, self._prefix, bytes(plain), &run, file, True)
+        self._runs.append((begun, first_block, offset))
+
+    cdef int _end(self, bint wait) except -1:
+        """End what is done or, with `wait`, everything."""
+        cdef _Run run
+        cdef list runs = self._runs
+        while runs and (wait or (<_Run> (<tuple> runs[0])[0]).done()):
+            run, first_block, offset = runs.pop(0)
+            if run.finish(True, NULL) == AGSF_AHEAD_FAILED:
+                self._key.seal_run(self._prefix, self._block_size, first_block, run._plain, run._file, offset,
+                                   self._threads)
+        return 0
+
+    def finish(self):
+        """Wait until everything is in the file. Raises what `Key.seal_run` raises."""
+        self._end(True)
+
+    def drop(self):
+        """Wait for the threads that seal something, and forget the rest."""
         self._runs = []
 
 
@@ -812,13 +873,13 @@ def go_on(self, offset, memoryview out):
         return -1
     self._hot = _NOTHING  # release the old bytes before there are new ones
     open_ahead(self, room)
-    end = run.finish(True, _data(out) if room >= PyBytes_GET_SIZE(run._out) else NULL)
+    end = run.finish(True, _data(out) if room >= PyBytes_GET_SIZE(run._plain) else NULL)
     if end == AGSF_AHEAD_INTO:
-        return PyBytes_GET_SIZE(run._out)
+        return PyBytes_GET_SIZE(run._plain)
     if end == AGSF_AHEAD_FAILED:
         ahead.drop()
         return -1
-    self._hot = Span(run.offset, run._out)
+    self._hot = Span(run._offset, run._plain)
     if self._over:
         self._let_go()
     return 0

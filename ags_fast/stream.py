@@ -11,9 +11,9 @@ import operator
 import os
 
 from ags_fast._blocks import OpenBlocks
-from ags_fast._core import OVERHEAD_NBYTES, Descriptor, Pending, grow, read_at
+from ags_fast._core import OVERHEAD_NBYTES, Behind, Descriptor, Pending, grow, read_at
 from ags_fast._cursor import Unfinished
-from ags_fast._threads import thread_count
+from ags_fast._threads import thread_count, usable_cpus
 from ags_fast.ags1 import (
     DEFAULT_BLOCK_SIZE,
     HEADER_NBYTES,
@@ -266,12 +266,14 @@ class AgsWriter(Unfinished):
         self._blocks = 0  # sealed so far
         self._sealed = bytearray()  # blocks on their way to a target that is written in order
         self._fate = _thread.allocate_lock()  # taken once: by the call that completes the stream or discards it
+        most = self._block_size * max(1, GATHERED_NBYTES // self._block_size)
+        helpers = self._threads - 1 if usable_cpus() > 1 else 0
+        self._behind = Behind(self._key, self._aad_prefix, self._block_size, most, self._threads, helpers)
         self._target = open_sink(target, exclusive, fsync, storage_options)
         self._owner = os.getpid()
-        # At a regular file the threads would wait for each other, because the system lets only one write at a time.
-        # Meanwhile the bytes gathered for them would leave the core's cache.
-        sharing = 1 if isinstance(self._target, PositionalSink) else self._threads
-        self._capacity = sharing * self._block_size * max(1, GATHERED_NBYTES // self._block_size)
+        self._capacity = self._threads * most
+        if isinstance(self._target, PositionalSink):  # more would leave the core's cache, and helpers write behind
+            self._capacity = most
         try:
             self._target.begin(encode_header(self._block_size))
         except BaseException:
@@ -361,13 +363,10 @@ class AgsWriter(Unfinished):
         if isinstance(self._target, PositionalSink):
             self._target.check_open()
             offset = self._target.offset + block_offset(self._blocks, self._block_size)
-            self._seal_run(self._blocks, view, self._target.descriptor, offset)
+            self._behind.seal(self._blocks, view, self._target.descriptor, offset)
         else:
             self._seal_in_order(self._target, view)
         self._blocks += blocks
-
-    def _seal_run(self, first: int, view: memoryview, out: bytearray | Descriptor, offset: int) -> None:
-        self._key.seal_run(self._aad_prefix, self._block_size, first, view, out, offset, self._threads)
 
     def _seal_in_order(self, target: OrderedSink, view: memoryview) -> None:
         size = self._block_size
@@ -377,7 +376,8 @@ class AgsWriter(Unfinished):
             needed = len(piece) + max(1, -(-len(piece) // size)) * OVERHEAD_NBYTES
             if len(self._sealed) < needed:
                 self._sealed = bytearray(needed)
-            self._seal_run(self._blocks + begin // size, piece, self._sealed, 0)
+            first = self._blocks + begin // size
+            self._key.seal_run(self._aad_prefix, size, first, piece, self._sealed, 0, self._threads)
             target.write(memoryview(self._sealed)[:needed])
 
     def close(self) -> None:
@@ -396,18 +396,17 @@ class AgsWriter(Unfinished):
 
     def _complete(self, target: PositionalSink | OrderedSink) -> None:
         try:
-            plain_length = self.tell()
+            file_length = encrypted_length(self.tell(), self._block_size)
             if self._pending.filled or self._blocks == 0:
                 self._seal_pending()
-            file_length = encrypted_length(plain_length, self._block_size)
-            header = encode_header(self._block_size)
+            self._behind.finish()
         except BaseException:
             self.abort()
             raise
         if not self._fate.acquire(False):
             raise ValueError("the stream was aborted while it was closed")
         try:
-            target.finish(header, file_length)
+            target.finish(encode_header(self._block_size), file_length)
             self._file_length = file_length
         finally:
             self._end()
@@ -432,6 +431,7 @@ class AgsWriter(Unfinished):
         if self._file_length is None and self.closed and self._pending.try_turn():
             try:
                 self._pending.buffer = bytearray()
+                self._behind.drop()
                 if self._target is not None:
                     self._target.abort()
             finally:

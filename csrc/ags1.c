@@ -313,68 +313,94 @@ agsf_status agsf_open_run(agsf_run *run) {
     return status;
 }
 
-/* ---------------------------------------------------------------- ahead of a reader */
+/* ---------------------------------------------------------------- runs that nobody waits for yet */
 
 struct agsf_ahead {
     agsf_run run;
     agsf_lane *lane; /* of whoever does the job */
+    uint8_t *nonces; /* NULL: to be opened */
     struct slice slice;
     agsf_pool_batch batch;
-    bool opened;
+    bool good;
 };
 
-static bool open_all(void *arg, unsigned lane_number, size_t number) {
+static bool do_all(void *arg, unsigned lane_number, size_t number) {
     agsf_ahead *const ahead = arg;
-    const uint64_t blocks = ahead->slice.end, per_job = ahead->slice.per_job;
+    bool (*const job)(void *, unsigned, size_t) = ahead->nonces != NULL ? seal_job : open_job;
 
     (void)lane_number;
-    for (ahead->opened = true; ahead->opened && number * per_job < blocks; number++) {
-        ahead->opened = open_job(&ahead->slice, 0, number);
+    for (ahead->good = true; ahead->good && number * ahead->slice.per_job < ahead->slice.end; number++) {
+        ahead->good = job(&ahead->slice, 0, number);
     }
     return true;
 }
 
-agsf_status agsf_open_ahead(const agsf_run *run, agsf_ahead **ahead_ret) {
-    agsf_ahead *ahead;
-    agsf_status status;
+/* Takes the nonces over, also if it fails. */
+static agsf_status begin_ahead(const agsf_run *run, uint8_t *nonces, agsf_ahead **ahead_ret) {
+    agsf_ahead *const ahead = calloc(1, sizeof(*ahead));
+    agsf_status status = AGSF_NO_MEMORY;
 
-    if (!possible(run)) return AGSF_BAD_ARGUMENT;
-    ahead = calloc(1, sizeof(*ahead));
-    if (ahead == NULL) return AGSF_NO_MEMORY;
-    status = agsf_lane_borrow(run->key, run->sealed == NULL ? AGSF_WITH_SCRATCH : 0, &ahead->lane);
+    if (ahead != NULL)
+        status = agsf_lane_borrow(run->key, run->sealed == NULL ? AGSF_WITH_SCRATCH : 0, &ahead->lane);
     if (status != AGSF_OK) {
+        free(nonces);
         free(ahead);
         return status;
     }
     ahead->run = *run;
+    ahead->nonces = nonces;
     ahead->slice = (struct slice){.run = &ahead->run,
                                   .end = count_blocks(run->plain_nbytes, run->block_nbytes),
                                   .per_job = blocks_per_job(run),
+                                  .nonces = nonces,
                                   .lanes = &ahead->lane};
-    ahead->batch = (agsf_pool_batch){.job = open_all, .arg = ahead, .njobs = 1, .nlanes = run->threads};
+    ahead->batch = (agsf_pool_batch){.job = do_all, .arg = ahead, .njobs = 1, .nlanes = run->threads};
     agsf_pool_start(&ahead->batch);
     *ahead_ret = ahead;
     return AGSF_OK;
 }
 
+agsf_status agsf_open_ahead(const agsf_run *run, agsf_ahead **ahead_ret) {
+    return possible(run) ? begin_ahead(run, NULL, ahead_ret) : AGSF_BAD_ARGUMENT;
+}
+
+agsf_status agsf_seal_ahead(const agsf_run *run, agsf_ahead **ahead_ret) {
+    uint64_t nblocks;
+    uint8_t *nonces;
+    agsf_status status;
+
+    if (!possible(run) || next_blocks(run) == SLICE_MAX_BLOCKS) return AGSF_BAD_ARGUMENT;
+    nblocks = next_blocks(run);
+    nonces = malloc((size_t)nblocks * AGSF_NONCE_NBYTES);
+    if (nonces == NULL) return AGSF_NO_MEMORY;
+    status = agsf_key_reserve(run->key, nblocks);
+    if (status == AGSF_OK) status = agsf_draw(nonces, (size_t)nblocks * AGSF_NONCE_NBYTES);
+    if (status == AGSF_OK) return begin_ahead(run, nonces, ahead_ret);
+    free(nonces);
+    return status;
+}
+
+bool agsf_ahead_done(agsf_ahead *ahead) { return agsf_pool_done(&ahead->batch); }
+
 agsf_ahead_end agsf_ahead_finish(agsf_ahead *ahead, bool wanted, uint8_t *into) {
-    agsf_ahead_end end = AGSF_AHEAD_OPENED;
+    agsf_ahead_end end = AGSF_AHEAD_GOOD;
     bool ended = true;
 
     if (!agsf_pool_take(&ahead->batch)) {
         ended = agsf_pool_wait(&ahead->batch, wanted);
-    } else if (wanted) {
+    } else if (wanted && (ahead->nonces == NULL || agsf_pool_is_here(&ahead->batch))) {
         if (into != NULL) {
             ahead->run.plain = into;
             end = AGSF_AHEAD_INTO;
         }
-        (void)open_all(ahead, 0, 0);
+        (void)do_all(ahead, 0, 0);
     }
-    if (!ended || !ahead->opened) {
+    if (!ended || !ahead->good) {
         end = AGSF_AHEAD_FAILED;
-        memset(ahead->run.plain, 0, ahead->run.plain_nbytes);
+        if (ahead->nonces == NULL) memset(ahead->run.plain, 0, ahead->run.plain_nbytes);
     }
     if (ended) agsf_lane_return(ahead->run.key, ahead->lane);
+    free(ahead->nonces);
     free(ahead);
     return end;
 }

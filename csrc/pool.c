@@ -281,6 +281,24 @@ bool agsf_pool_take(agsf_pool_batch *batch) {
     return mine;
 }
 
+bool agsf_pool_is_here(const agsf_pool_batch *batch) {
+    bool here;
+
+    agsf_pool_lock();
+    here = started_here(batch);
+    agsf_pool_unlock();
+    return here;
+}
+
+bool agsf_pool_done(const agsf_pool_batch *batch) {
+    bool done;
+
+    agsf_pool_lock();
+    done = batch->next > 0 && batch->helping == 0;
+    agsf_pool_unlock();
+    return done;
+}
+
 bool agsf_pool_wait(agsf_pool_batch *batch, bool helping) {
     bool here, ended;
 

@@ -63,6 +63,10 @@ void agsf_pool_start(agsf_pool_batch *batch);
 bool agsf_pool_take(agsf_pool_batch *batch);
 bool agsf_pool_wait(agsf_pool_batch *batch, bool helping);
 
+/* Whether its job has returned, and whether this process, not a parent, has started it. */
+bool agsf_pool_done(const agsf_pool_batch *batch);
+bool agsf_pool_is_here(const agsf_pool_batch *batch);
+
 /* agsf_pool_threads() is how many helper threads exist now. */
 unsigned agsf_pool_threads(void);
 

@@ -1,10 +1,13 @@
-"""What helper threads open for a steady cursor: it changes when blocks are opened, and nothing else."""
+"""What helper threads open for a steady cursor, or seal behind a writer: they change when it is done, nothing else."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import os
 import random
+import sys
 import threading
 import time
 import tracemalloc
@@ -12,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from programs import ahead
-from support import KEY, Source, flip, pattern, program, run_python, seal_stream, split_stream
+from support import KEY, Source, flip, nonces_of, pattern, program, run_python, seal_stream, split_stream
 from test_closing import Strangers, delays, raced
 
-from ags_fast import AgsReader, IntegrityError
+from ags_fast import AgsCodec, AgsReader, AgsWriter, IntegrityError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,3 +199,73 @@ def test_close_waits_for_what_is_being_opened(tmp_path: Path) -> None:
 
 def test_forks_in_the_middle(tmp_path: Path) -> None:
     run_python(program(ahead.fork_in_the_middle, tmp_path / "file"))
+
+
+# ---------------------------------------------------------------- writers
+
+
+@pytest.mark.parametrize("size", [7000, BLOCK, 2 * BLOCK + 1])
+@pytest.mark.parametrize("threads", [2, 3])
+def test_a_writer_with_helpers(threads: int, size: int, tmp_path: Path) -> None:
+    """The bytes of a writer alone, each block under a nonce of its own, and counted once."""
+    key = os.urandom(16)
+    for turn in range(5):
+        with AgsWriter(tmp_path / "file", key, block_size=BLOCK, threads=threads) as writer:
+            for begin in range(0, len(PLAIN), size):
+                writer.write(PLAIN[begin : begin + size])
+                assert writer.tell() == min(begin + size, len(PLAIN))
+        sealed = (tmp_path / "file").read_bytes()
+        assert len(sealed) == writer.file_length
+        assert AgsCodec(key).decrypt(sealed, length=len(sealed)) == PLAIN
+        assert len({*nonces_of(sealed)}) == 21
+        assert AgsCodec(key).sealed == 21 * (turn + 1)
+
+
+def test_blocks_are_sealed_while_the_caller_does_something_else(tmp_path: Path) -> None:
+    """A block that is written is in the file after a while, without another call; the caller may change its buffer."""
+    data = bytearray(PLAIN[:BLOCK])
+    with (tmp_path / "file").open("wb") as file, AgsWriter(file, KEY, block_size=BLOCK, threads=2) as writer:
+        for number in range(6):
+            writer.write(data)
+            data[:] = PLAIN[(number + 1) * BLOCK :][:BLOCK]
+            while os.fstat(file.fileno()).st_size < 8 + (number + 1) * SEALED:
+                time.sleep(0.001)
+    with opened(tmp_path / "file") as reader:
+        assert reader.read() == PLAIN[: 6 * BLOCK]
+
+
+def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
+    block, threads = 4 << 20, 3
+    tracemalloc.start()
+    try:
+        with AgsWriter(tmp_path / "file", KEY, block_size=block, threads=threads) as writer:
+            for _ in range(600):
+                writer.write(bytes(100_000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < (2 * threads + 1) * block + (1 << 20)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_an_error_of_a_block_that_is_sealed_behind(tmp_path: Path) -> None:
+    """It comes from the next write or from `close`, and no file appears."""
+    for late in ("write", "close"):
+        run_python(program(ahead.write_too_much, tmp_path, late))
+        assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("end", ["abort", "collect"])
+def test_a_writer_that_is_given_up(end: str, tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for step in range(20):
+        writer = AgsWriter(tmp_path / "file", KEY, block_size=BLOCK, threads=2)
+        for begin in range(0, (1 + step % 4) * BLOCK, BLOCK):
+            writer.write(PLAIN[begin : begin + BLOCK])
+        if end == "abort":
+            writer.abort()
+        with pytest.warns(ResourceWarning) if end == "collect" else contextlib.nullcontext():
+            del writer
+            gc.collect()
+        assert os.listdir(tmp_path) == []
+        assert set(os.listdir("/proc/self/fd")) == before

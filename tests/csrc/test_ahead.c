@@ -1,5 +1,5 @@
 /*
- * test_ahead.c - runs that helpers open before anybody waits for them.
+ * test_ahead.c - runs that helpers open or seal before anybody waits for them.
  *
  * Guards: a run that is begun ahead is what agsf_open_run() makes of it, from memory and from a descriptor, in its own
  * buffer or where its caller wants it; one that fails leaves zeros; one that is dropped is waited for, never freed in
@@ -111,26 +111,33 @@ static void check_no_threads(void) {
 }
 
 static void *open_gate(void *gate) {
+    usleep(1000); /* most likely, helpers are told to leave by now */
     sem_post(gate);
     return NULL;
 }
 
-/* As before a fork: what a helper is in is waited for, and it begins nothing more. */
+/* As before a fork: what a helper is in is waited for, and then it leaves, if it has been told by then. */
 static void check_ending(void) {
-    pthread_t other;
+    unsigned left = 0;
 
     checking("the end of helpers");
-    start_gated(0, NULL);
-    sem_wait(&gated[0].begun);
-    start_gated(1, NULL);
-    CHECK(__real_pthread_create(&other, NULL, open_gate, &gated[0].go_on) == 0);
-    agsf_end_idle_threads();
-    CHECK(gated[0].done);
-    CHECK_EQUAL(agsf_pool_threads(), 0);
-    CHECK(pthread_join(other, NULL) == 0);
-    CHECK(!agsf_pool_take(&gated[0].batch) && agsf_pool_wait(&gated[0].batch, false));
-    CHECK(agsf_pool_take(&gated[1].batch));
-    CHECK_EQUAL(norder, 1);
+    for (unsigned turn = 0; turn < 50; turn++) {
+        pthread_t other;
+        start_gated(0, NULL);
+        sem_wait(&gated[0].begun);
+        start_gated(1, NULL);
+        sem_post(&gated[1].go_on);
+        CHECK(__real_pthread_create(&other, NULL, open_gate, &gated[0].go_on) == 0);
+        agsf_end_idle_threads();
+        CHECK(gated[0].done);
+        CHECK_EQUAL(agsf_pool_threads(), 0);
+        CHECK(pthread_join(other, NULL) == 0);
+        CHECK(!agsf_pool_take(&gated[0].batch) && agsf_pool_wait(&gated[0].batch, false));
+        left += norder == 1;
+        CHECK(agsf_pool_take(&gated[1].batch) == (norder == 1));
+        CHECK(agsf_pool_wait(&gated[1].batch, false));
+    }
+    CHECK(left > 0);
 }
 
 static void check_fork(void) {
@@ -196,9 +203,9 @@ static void check_run(agsf_key *key, int fd, bool good) {
         if (how % 3 == 0) usleep(200 * how); /* wherever the helper is, the outcome is right */
         end = agsf_ahead_finish(ahead, wanted, somewhere ? into : NULL);
         if (!good) CHECK_EQUAL(end, AGSF_AHEAD_FAILED);
-        if (good && wanted) CHECK(end == AGSF_AHEAD_OPENED || (end == AGSF_AHEAD_INTO && somewhere));
+        if (good && wanted) CHECK(end == AGSF_AHEAD_GOOD || (end == AGSF_AHEAD_INTO && somewhere));
         if (how < 8 && good && somewhere) CHECK_EQUAL(end, AGSF_AHEAD_INTO);
-        if (end == AGSF_AHEAD_OPENED) CHECK(memcmp(out, expected, NBYTES) == 0);
+        if (end == AGSF_AHEAD_GOOD) CHECK(memcmp(out, expected, NBYTES) == 0);
         if (end == AGSF_AHEAD_INTO) CHECK(memcmp(into, expected, NBYTES) == 0);
         if (end == AGSF_AHEAD_FAILED) CHECK(all_are(out, NBYTES, 0) || (somewhere && all_are(into, NBYTES, 0)));
         if (how < 8) agsf_end_idle_threads();
@@ -249,6 +256,76 @@ static void check_runs(void) {
     agsf_key_free(key);
 }
 
+/* What is sealed ahead opens, counts once, and repeats no nonce; a child seals nothing under nonces that are drawn. */
+static void check_seals(void) {
+    agsf_key *const key = key_of(32, 2);
+    const uint64_t before = agsf_key_sealed(key);
+    const int fd = memfd_create("stream", MFD_CLOEXEC);
+    uint8_t *const opened = malloc(NBYTES), *const first = malloc(SEALED);
+    agsf_ahead *ahead;
+    agsf_run run;
+    pid_t child;
+
+    CHECK(fd >= 0 && opened != NULL && first != NULL);
+    fill(expected, NBYTES, 2);
+    agsf_end_idle_threads();
+    for (unsigned how = 0; how < 30; how++) {
+        const bool to_file = how % 2 == 1;
+        checking("a run that is sealed ahead, %u", how);
+        run = run_of(key, expected, to_file ? fd : -1);
+        memset(sealed, 0, SEALED);
+        threads_to_have = how < 8 ? 0 : -1;
+        CHECK_EQUAL(agsf_seal_ahead(&run, &ahead), AGSF_OK);
+        if (how < 8) CHECK(!agsf_ahead_done(ahead));
+        while (how >= 20 && !agsf_ahead_done(ahead)) usleep(100);
+        CHECK_EQUAL(agsf_ahead_finish(ahead, true, NULL), AGSF_AHEAD_GOOD);
+        CHECK_EQUAL(agsf_key_sealed(key) - before, 11 * (how + 1));
+        if (to_file) CHECK(pread(fd, sealed, SEALED, 0) == SEALED);
+        CHECK(memcmp(sealed, first, AGSF_NONCE_NBYTES) != 0);
+        memcpy(first, sealed, SEALED);
+        run = run_of(key, opened, -1);
+        CHECK_EQUAL(agsf_open_run(&run), AGSF_OK);
+        CHECK(memcmp(opened, expected, NBYTES) == 0);
+        if (how < 8) agsf_end_idle_threads();
+    }
+    checking("what cannot be sealed ahead");
+    run = run_of(key, expected, fd);
+    run.fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    CHECK_EQUAL(agsf_seal_ahead(&run, &ahead), AGSF_OK);
+    CHECK_EQUAL(agsf_ahead_finish(ahead, true, NULL), AGSF_AHEAD_FAILED);
+    fill(opened, NBYTES, 2);
+    CHECK(memcmp(opened, expected, NBYTES) == 0); /* the plaintext is its caller's */
+    close(run.fd);
+    CHECK_EQUAL(agsf_key_carry(key, AGSF_KEY_LIMIT - 400), AGSF_OK);
+    run = run_of(key, expected, -1);
+    run.block_nbytes = 1000;
+    CHECK_EQUAL(agsf_seal_ahead(&run, &ahead), AGSF_LIMIT);
+    run.block_nbytes = 1;
+    CHECK_EQUAL(agsf_seal_ahead(&run, &ahead), AGSF_BAD_ARGUMENT);
+    if (!SANITIZED) {
+        checking("a fork");
+        agsf_end_idle_threads();
+        threads_to_have = 0;
+        run = run_of(key, expected, -1);
+        memset(sealed, SLACK, SEALED);
+        CHECK_EQUAL(agsf_seal_ahead(&run, &ahead), AGSF_OK);
+        child = fork();
+        if (child == 0) {
+            watch_for_hangs();
+            CHECK_EQUAL(agsf_ahead_finish(ahead, true, NULL), AGSF_AHEAD_FAILED);
+            CHECK(all_are(sealed, SEALED, SLACK));
+            _exit(0);
+        }
+        CHECK_CHILD(child);
+        CHECK_EQUAL(agsf_ahead_finish(ahead, true, NULL), AGSF_AHEAD_GOOD);
+        threads_to_have = -1;
+    }
+    free(first);
+    free(opened);
+    close(fd);
+    agsf_key_free(key);
+}
+
 int main(void) {
     start();
     check_no_threads();
@@ -257,5 +334,6 @@ int main(void) {
     check_ending();
     if (!SANITIZED) check_fork();
     check_runs();
+    check_seals();
     return 0;
 }

@@ -1,15 +1,18 @@
-"""Steady readers whose next blocks helper threads open: threads counted, forked in the middle."""
+"""Readers and writers that helper threads work for: threads counted, forked in the middle, out of room."""
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
+import signal
 import time
 from pathlib import Path
 
 from killing import ended, fork
 from support import KEY, pattern, seal_stream
 
-from ags_fast import AgsReader
+from ags_fast import AgsReader, AgsWriter
 
 BLOCK = 100_000
 BLOCKS = 30
@@ -30,7 +33,30 @@ def count_threads(path: Path, cpus: int) -> None:
         for begin in range(0, len(plain), BLOCK):
             assert reader.read(BLOCK) == plain[begin : begin + BLOCK]
             most = max(most, threads())
+    with AgsWriter(path, KEY, block_size=BLOCK, threads=2) as writer:
+        for begin in range(0, len(plain), BLOCK):
+            writer.write(plain[begin : begin + BLOCK])
+            most = max(most, threads())
     print(most)
+
+
+def write_too_much(folder: Path, late: str) -> None:
+    """The file may not have a whole block. The first is sealed behind: no other has a helper yet."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+    writer = AgsWriter(folder / "file", KEY, block_size=BLOCK, threads=2)
+    writer.write(bytes(BLOCK))
+    try:
+        if late == "write":
+            while True:
+                writer.write(bytes(BLOCK))
+        writer.close()
+    except OSError as error:
+        assert error.errno == errno.EFBIG  # noqa: PT017
+    else:
+        raise AssertionError
+    assert writer.closed
 
 
 def fork_in_the_middle(path: Path) -> None:
