@@ -214,7 +214,7 @@ class AgsWriter(Unfinished):
 
     An exception that leaves a ``with`` block aborts: no last block is written, and no file appears at the path. A
     writer that is collected without `close`, or whose buffer is, aborts too, with a ResourceWarning. So does a writer
-    whose target raises; the error is the target's. A forked process cannot complete its parent's stream.
+    whose target raises; that error may come a call later. A forked process cannot complete its parent's stream.
 
     Threads may share a writer: each `write` is taken as a whole, and `close` waits for the `write` in flight. `abort`
     does not wait: a call in flight ends as if `abort` came later, or raises ValueError. A signal handler may abort. If
@@ -230,7 +230,7 @@ class AgsWriter(Unfinished):
         key: 16, 24 or 32 bytes.
         aad_prefix: Bytes that tell this stream from others under the key; None is ``b""``.
         block_size: Bytes of plaintext in a block (spec: "File structure").
-        threads: How many threads may work on one call; None as for AgsCodec.
+        threads: How many threads may work on one call, or behind writes to a file; None as for AgsCodec.
         exclusive: Whether to refuse a path that exists (FileExistsError).
         fsync: Whether `close` returns only when a path's file and folder are on the disk.
         sealed_before: Messages that other processes have sealed with this key. They count against the key's limit.
@@ -267,7 +267,7 @@ class AgsWriter(Unfinished):
         self._sealed = bytearray()  # blocks on their way to a target that is written in order
         self._fate = _thread.allocate_lock()  # taken once: by the call that completes the stream or discards it
         most = self._block_size * max(1, GATHERED_NBYTES // self._block_size)
-        helpers = self._threads - 1 if usable_cpus() > 1 else 0
+        helpers = self._threads - 1 if self._threads > 1 and usable_cpus() > 1 else 0
         self._behind = Behind(self._key, self._aad_prefix, self._block_size, most, self._threads, helpers)
         self._target = open_sink(target, exclusive, fsync, storage_options)
         self._owner = os.getpid()

@@ -340,8 +340,7 @@ static agsf_status begin_ahead(const agsf_run *run, uint8_t *nonces, agsf_ahead 
     agsf_ahead *const ahead = calloc(1, sizeof(*ahead));
     agsf_status status = AGSF_NO_MEMORY;
 
-    if (ahead != NULL)
-        status = agsf_lane_borrow(run->key, run->sealed == NULL ? AGSF_WITH_SCRATCH : 0, &ahead->lane);
+    if (ahead != NULL) status = agsf_lane_borrow(run->key, run->sealed == NULL ? AGSF_WITH_SCRATCH : 0, &ahead->lane);
     if (status != AGSF_OK) {
         free(nonces);
         free(ahead);

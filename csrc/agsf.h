@@ -248,21 +248,22 @@ agsf_status agsf_open_run(agsf_run *run) AGSF_MUST_CHECK;
 
 /*
  * agsf_open_ahead() and agsf_seal_ahead() let a helper thread do a run while their caller does something else. The
- * fields of the run are as for agsf_open_run() and agsf_seal_run(), with at least one byte. All buffers, the key and the
- * descriptor must stay as they are until agsf_ahead_finish(), which must be called once. At most run->threads - 1 threads
- * help. Failures: AGSF_BAD_ARGUMENT, also for 2^16 blocks to seal, AGSF_NO_MEMORY, AGSF_CRYPTO; to seal, AGSF_LIMIT and
- * AGSF_NO_RANDOM.
+ * fields of the run are as for agsf_open_run() and agsf_seal_run(), with at least one byte. All buffers, the key and
+ * the descriptor must stay as they are until agsf_ahead_finish(), which must be called once. At most run->threads - 1
+ * threads help. Failures: AGSF_BAD_ARGUMENT, also for 2^16 blocks to seal, AGSF_NO_MEMORY, AGSF_CRYPTO; to seal,
+ * AGSF_LIMIT and AGSF_NO_RANDOM.
  *
  * agsf_ahead_done() is whether agsf_ahead_finish() will do nothing and wait for nothing.
  *
- * agsf_ahead_finish() ends the run and waits for its thread. If the run is wanted and no thread has begun it, it is done
- * here: opened to `into` instead of its own buffer unless `into` is NULL. It may also be called in a child of the
+ * agsf_ahead_finish() ends the run and waits for its thread. If the run is wanted and no thread has begun it, it is
+ * done here: opened to `into` instead of its own buffer unless `into` is NULL. It may also be called in a child of the
  * process, which seals nothing.
  */
 typedef struct agsf_ahead agsf_ahead;
 
 typedef enum agsf_ahead_end {
-    AGSF_AHEAD_FAILED, /* what was opened is all zero. agsf_open_run() or agsf_seal_run() tells what is wrong, if anything */
+    AGSF_AHEAD_FAILED, /* what was opened is all zero. agsf_open_run() or agsf_seal_run() tells what is wrong, if
+                          anything */
     AGSF_AHEAD_GOOD,   /* all of it is sealed, or opened and authentic, */
     AGSF_AHEAD_INTO,   /* and is in `into` */
 } agsf_ahead_end;

@@ -51,8 +51,8 @@ size_t agsf_pool_run(agsf_pool_batch *batch);
  * For a batch of one job that nobody waits for yet:
  *
  * agsf_pool_start() offers it to helpers and returns at once. Up to nlanes - 1 of them are there for all such batches;
- * they begin with the newest. A fork waits for such jobs, so that their helpers can leave before it. The batch must stay
- * where it is until agsf_pool_take() and agsf_pool_wait() have ended it, also in a child of the process.
+ * they begin with the newest. A fork waits for such jobs, so that their helpers can leave before it. The batch must
+ * stay where it is until agsf_pool_take() and agsf_pool_wait() have ended it, also in a child of the process.
  *
  * agsf_pool_take() keeps helpers from beginning it. True: none has; the caller may do the job.
  *

@@ -3,8 +3,8 @@
  *
  * Guards: a run that is begun ahead is what agsf_open_run() makes of it, from memory and from a descriptor, in its own
  * buffer or where its caller wants it; one that fails leaves zeros; one that is dropped is waited for, never freed in
- * use; helpers begin with the newest, and a caller that waits does what is left; a fork waits for them; a child takes up
- * what is done, does what nobody has begun, and never waits for a thread that it does not have.
+ * use; helpers begin with the newest, and a caller that waits does what is left; a fork waits for them; a child takes
+ * up what is done, does what nobody has begun, and never waits for a thread that it does not have.
  */
 #include "support.h"
 
