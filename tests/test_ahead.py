@@ -58,11 +58,11 @@ READS: dict[str, Callable[[AgsReader, int], bytes]] = {"read": AgsReader.read, "
 def test_blocks_are_opened_while_the_caller_does_something_else(size: int, how: str, tmp_path: Path) -> None:
     """Seen by a change of the file: what was opened before it is still right."""
     path = put(tmp_path / "file", STREAM)
-    for wait in range(1000):
+    for wait in range(100):
         with opened(path) as reader:
             while reader.tell() < BLOCK:
                 READS[how](reader, size)
-            time.sleep(0.001 * wait)  # until a helper has had the time
+            time.sleep(0.002 * wait)  # until a helper has had the time
             path.write_bytes(STREAM[:8] + bytes(len(STREAM) - 8))
             begin = reader.tell()
             try:
@@ -195,7 +195,8 @@ def test_close_waits_for_what_is_being_opened(tmp_path: Path) -> None:
                 reader.read(BLOCK)
             if step % 2:
                 reader.close()
-            del reader
+            else:
+                del reader
             data.append(0)  # BufferError if anybody still held it
             data.pop()
             assert set(os.listdir("/proc/self/fd")) == before
@@ -268,6 +269,7 @@ def test_a_writer_that_is_given_up(end: str, tmp_path: Path) -> None:
             writer.write(PLAIN[begin : begin + BLOCK])
         if end == "abort":
             writer.abort()
+            assert set(os.listdir("/proc/self/fd")) == before
         with pytest.warns(ResourceWarning) if end == "collect" else contextlib.nullcontext():
             del writer
             gc.collect()
