@@ -17,7 +17,7 @@ PYICEBERG_TESTS := tests/test_iceberg.py $(patsubst %,tests/test_iceberg_%.py,ap
 DOCS := build/docs
 WORKFLOWS := build/workflows
 SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi \
-	ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
+	ags_fast/_version.py $(wildcard csrc/*.[ch] csrc/*/*.[ch])
 
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

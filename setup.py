@@ -396,7 +396,7 @@ CORE = Extension(
         "ags_fast/_core_parquet.pxi",
         "ags_fast/_core_avro.pxi",
         "csrc/exports.map",
-        *sorted(str(p) for p in Path("csrc").glob("*.[ch]")),
+        *sorted(str(p) for p in Path("csrc").rglob("*.[ch]")),
     ],
 )
 
@@ -454,7 +454,7 @@ class BuildExt(build_ext):
         """Like build_ext's, but csrc is compiled apart, with stricter flags."""
         if self.force or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name)):
             ext.extra_objects = self.compiler.compile(
-                sorted(str(p) for p in Path("csrc").glob("*.c")),
+                sorted(str(p) for p in Path("csrc").rglob("*.c")),
                 output_dir=self.build_temp,
                 macros=ext.define_macros,
                 include_dirs=ext.include_dirs,

@@ -18,7 +18,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 FUZZERS=(fuzz_open fuzz_parquet)
-TESTS=(aead counters runs failures files pause pool memory locks fork rewrap thrift parquet avro)
+TESTS=(aead counters runs failures files pause pool memory locks fork rewrap thrift parquet avro vaes lanes2 lanes4)
 FUZZ_SECONDS=60
 JOBS=$(nproc)
 COMPILERS=(${CC:+"$CC"})
@@ -57,7 +57,7 @@ compile_all() {
     local folder=$1 compiler=$2 file
     shift 2
     mkdir -p "$folder"
-    for file in csrc/*.c; do
+    for file in csrc/*.c csrc/vaes/*.c; do
         slot
         $compiler "${CFLAGS[@]}" "${INCLUDES[@]}" -Icsrc -Werror "$@" -c "$file" -o "$folder/$(basename "$file" .c).o" &
     done

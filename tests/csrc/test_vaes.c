@@ -1,0 +1,19 @@
+/* test_vaes.c - the AES-GCM kernels that this CPU runs. What it guards: gcm.h. */
+#include "support.h"
+
+#include "gcm.h"
+
+int main(void) {
+    const agsf_vaes *const widest = agsf_vaes_widest();
+
+    start();
+    if (widest == NULL) {
+        printf("skipped: this CPU, or this compiler, has no VAES and VPCLMULQDQ\n");
+        return 0;
+    }
+#if AGSF_HAS_VAES
+    if (widest != &agsf_vaes256) check_kernel(&agsf_vaes256);
+#endif
+    check_kernel(widest);
+    return 0;
+}
