@@ -31,7 +31,8 @@
 
 enum {
     BLOCK = AGSF_VAES_BLOCK_NBYTES,
-    VECTORS = 8, /* of a batch */
+    VECTORS = 8,          /* of a batch */
+    SHORTEST_ROUNDS = 10, /* of AES-128: one for each vector, and two */
     VECTOR_NBYTES = LANES * BLOCK,
     BATCH = VECTORS * LANES, /* blocks of a batch, and powers of the hash key */
     BATCH_NBYTES = VECTORS * VECTOR_NBYTES,
@@ -39,7 +40,7 @@ enum {
     FIRST_COUNTER = 2, /* 1 is the tag's mask */
 };
 
-_Static_assert(sizeof(((agsf_vaes_key *)NULL)->powers) >= (BATCH + LANES) * BLOCK, "a key has too few powers");
+_Static_assert(sizeof(((agsf_vaes_key *)NULL)->powers) / BLOCK >= BATCH + LANES, "a key has too few powers");
 
 typedef agsf_vaes_key gcm_key;
 typedef agsf_vaes_message gcm_message;
@@ -234,11 +235,15 @@ ALWAYS_INLINE void one_round(vec *block, const gcm_key *key, size_t number) {
     IN_THIS_ORDER();
 }
 
-/* All rounds but the last. Meanwhile it adds the batch at `hash`, unless that is NULL, to *sum. */
+/*
+ * All rounds but the last. Meanwhile it adds the batch at `hash`, unless that is NULL, to *sum. The rounds that only
+ * long keys have come first, when no sums take up registers.
+ */
 ALWAYS_INLINE void rounds(vec *block, const gcm_key *key, const uint8_t *hash, __m128i *sum) {
     struct products products = no_products();
     size_t number = 1;
 
+    while (number + SHORTEST_ROUNDS <= key->nrounds) one_round(block, key, number++);
     UNROLL for (size_t i = 0; i < VECTORS; i++) {
         one_round(block, key, number++);
         if (hash != NULL) {
@@ -246,7 +251,7 @@ ALWAYS_INLINE void rounds(vec *block, const gcm_key *key, const uint8_t *hash, _
             multiply(&products, key, i * LANES, i == 0 ? vec_xor(blocks, vec_first(*sum)) : blocks);
         }
     }
-    while (number < key->nrounds) one_round(block, key, number++);
+    one_round(block, key, number);
     if (hash != NULL) *sum = reduced_sum(&products);
 }
 
