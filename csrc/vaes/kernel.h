@@ -20,8 +20,9 @@
  * What it wipes: key stream, parts of texts that it copied, and the message's state. What it cannot wipe: what the
  * compiler spilled to the stack for want of registers, and the registers themselves.
  *
- * The empty asm statements hold compilers back. Without them GCC 12 spills the products of a batch (12 % slower), folds
- * one load into two multiplications (5 %) and keeps round keys in registers that it does not have (9 %).
+ * The empty asm statements hold compilers back. Without them GCC 12 spills the products of a batch, folds one load into
+ * two multiplications, and keeps round keys in registers that it does not have. Each cost an earlier version of this
+ * code 5 to 12 % on Zen 3. A new compiler may find another way to be slow: benchmarks/kernel.sh shows.
  */
 #ifndef ALWAYS_INLINE
 #define ALWAYS_INLINE static inline __attribute__((always_inline))

@@ -13,7 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+/* Compilers that know the instructions. */
+#if defined(__x86_64__) && (defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 8))
 #define AGSF_HAS_VAES 1
 #else
 #define AGSF_HAS_VAES 0
