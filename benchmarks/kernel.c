@@ -17,11 +17,6 @@
 
 #include "vaes/vaes.h"
 
-#ifdef LANES_WANTED
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-#include "lanes.h"
-#endif
-
 enum {
     NONCE = 12,
     TAG = 16,
@@ -104,14 +99,14 @@ static size_t find_kernels(struct contender *all) {
     const agsf_vaes *const widest = agsf_vaes_widest();
 
     all[0].name = "EVP";
-#ifdef LANES_WANTED
-    all[count++].kernel = &KERNEL;
-#endif
 #if AGSF_HAS_VAES
-    if (widest != NULL) all[count++].kernel = &agsf_vaes256;
-    if (widest != NULL && widest != &agsf_vaes256) all[count++].kernel = widest;
+    if (widest != NULL) all[count++].kernel = &agsf_vaes128;
+    if (widest == &agsf_vaes256 || widest == &agsf_vaes512) all[count++].kernel = &agsf_vaes256;
+    if (widest == &agsf_vaes512) all[count++].kernel = &agsf_vaes512;
+#else
+    (void)widest;
 #endif
-    if (count == 1) printf("No kernel: this CPU, or this compiler, has no VAES and VPCLMULQDQ.\n");
+    if (count == 1) printf("No kernel: this CPU, or this compiler, has no AES instructions.\n");
     return count;
 }
 

@@ -37,8 +37,9 @@ const agsf_vaes *agsf_vaes_widest(void) {
     if (!all(ecx, LEAF1_ECX_PCLMULQDQ | LEAF1_ECX_SSSE3 | LEAF1_ECX_AES | LEAF1_ECX_OSXSAVE | LEAF1_ECX_AVX))
         return NULL;
     kept = xcr0();
-    if (!all(kept, XCR0_YMM) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return NULL;
-    if (!all(ebx, LEAF7_EBX_AVX2) || !all(ecx, LEAF7_ECX_VAES | LEAF7_ECX_VPCLMULQDQ)) return NULL;
+    if (!all(kept, XCR0_YMM)) return NULL;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return &agsf_vaes128;
+    if (!all(ebx, LEAF7_EBX_AVX2) || !all(ecx, LEAF7_ECX_VAES | LEAF7_ECX_VPCLMULQDQ)) return &agsf_vaes128;
     return all(kept, XCR0_ZMM) && all(ebx, LEAF7_EBX_AVX512F | LEAF7_EBX_AVX512BW) ? &agsf_vaes512 : &agsf_vaes256;
 }
 #else

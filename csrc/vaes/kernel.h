@@ -1,5 +1,5 @@
 /*
- * kernel.h - AES-GCM for one vector width. vaes256.c and vaes512.c compile it, each with its own vectors.
+ * kernel.h - AES-GCM for one vector width. vaes128.c, vaes256.c and vaes512.c compile it, each with its own vectors.
  *
  * How it works. The text goes through in batches of 8 vectors. All 8 are encrypted side by side, because an AES
  * instruction waits four cycles for its result but starts twice a cycle. Behind each of the first 8 rounds stands one

@@ -1,8 +1,9 @@
 /*
  * vaes.h - AES-GCM of our own, for CPUs whose AES and carry-less multiplication work on whole vectors. Private to csrc.
  *
- * There is one kernel for each vector width: vaes256.c and vaes512.c are kernel.h, compiled twice. On other CPUs and
- * compilers there is none, and libcrypto does all the work. A kernel allocates nothing, takes no lock and cannot fail.
+ * There is one kernel for each vector width: vaes128.c, vaes256.c and vaes512.c are kernel.h, compiled three times. The
+ * narrowest is for CPUs with AES instructions for single blocks. On other CPUs and compilers there is none, and
+ * libcrypto does all the work. A kernel allocates nothing, takes no lock and cannot fail.
  *
  * Buffers: `out` is `in`, or the two do not overlap. Sizes are in bytes. A buffer of 0 bytes may be NULL.
  */
@@ -77,7 +78,7 @@ typedef struct agsf_vaes {
 } agsf_vaes;
 
 #if AGSF_HAS_VAES
-extern const agsf_vaes agsf_vaes256, agsf_vaes512;
+extern const agsf_vaes agsf_vaes128, agsf_vaes256, agsf_vaes512;
 #endif
 
 /* agsf_vaes_widest() is the widest kernel that this CPU and its operating system run, or NULL. */
