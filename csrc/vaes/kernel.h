@@ -27,6 +27,9 @@
 #ifndef ALWAYS_INLINE
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #endif
+#ifndef PUBLIC
+#define PUBLIC(a) ((void)0) /* for tests/csrc/test_secrets.c: this much of a secret may be told by what is done next */
+#endif
 #define UNROLL _Pragma("GCC unroll 8")
 #define IN_THIS_ORDER() __asm__ volatile("" ::: "memory")
 
@@ -506,6 +509,7 @@ static bool finish_open(gcm_message *message, const uint8_t *tag) {
     const bool good = equal(tag_of(message), load_block(tag));
 
     wipe_message(message);
+    PUBLIC(good);
     return good;
 }
 
@@ -563,6 +567,7 @@ static bool open_message(const gcm_key *key, const uint8_t *nonce, const uint8_t
         good = equal(tag_of(&message), expected);
         wipe_message(&message);
     }
+    PUBLIC(good);
     if (!good && nbytes > 0) memset(out, 0, nbytes);
     return good;
 }

@@ -9,6 +9,8 @@
 #     coverage         which lines of csrc/ they run: gcov's data in build/coverage/csrc
 #     large            sizes over 2 GiB; takes 3 GiB of memory
 #     valgrind         memcheck over the programs that do not depend on time
+#     secrets          branches and addresses that depend on a key or a text; needs valgrind
+#     times            whether the time of a message does
 #
 # libcrypto and the flags are those of the last build (build/libcrypto.json; without it, setup.py builds once).
 # CC chooses the one compiler of all modes but fuzz, PYTHON runs setup.py, TMPDIR is where everything temporary goes.
@@ -150,6 +152,12 @@ run_mode() {
             ;;
         valgrind)
             check_all "${CC:-cc}" "valgrind -q --error-exitcode=9" "test_aead test_files test_locks" -O1 -g
+            ;;
+        secrets)
+            for cc in "${COMPILERS[@]}"; do check_all "$cc" "valgrind -q" test_secrets -gdwarf-4; done
+            ;;
+        times)
+            for cc in "${COMPILERS[@]}"; do check_all "$cc" "" test_times; done
             ;;
         fuzz)
             for name in "${FUZZERS[@]}"; do fuzz "$name"; done
