@@ -6,11 +6,14 @@ import functools
 import io
 import os
 import random
+import shutil
+import tempfile
 import time
 from array import array
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
@@ -20,7 +23,6 @@ from benchmarks.measure import Case, Contest, Group, Row, Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PREFIX = b"benchmarks/00000"  # as long as the AAD prefixes that Iceberg makes
 MIB = 1 << 20
@@ -30,19 +32,34 @@ KEYS = (b"k" * 16, b"k" * 32)
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how much. threads: how many to measure with, 1 first. scratch: a folder in memory, if there is one."""
+    """Where and how much. threads: how many to measure with, 1 first. scratch: a folder in memory, if there is one.
+
+    part: the data are a whole, or a half, a quarter and so on: 1, 2, 4. What is whole is for claims.
+    """
 
     build: Path
     scratch: Path
     threads: list[int]
-    quick: bool
+    part: int = 1
+
+    @property
+    def quick(self) -> bool:
+        return self.part > 1
 
     @functools.cached_property
     def limit(self) -> Limit:
         return Limit(self.build)
 
     def size(self, nbytes: int) -> int:
-        return nbytes // 4 if self.quick else nbytes
+        return nbytes // self.part
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    shm = Path("/dev/shm")
+    memory = shm if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 2 << 30 else None
+    with tempfile.TemporaryDirectory(prefix="ags_fast-", dir=memory) as folder:
+        yield Path(folder)
 
 
 def size_name(nbytes: int) -> str:
@@ -76,9 +93,9 @@ def nothing(function: Callable[..., object], *args: object, **named: object) -> 
     return run
 
 
-def contest(row: Row, runs: dict[str, Run], calls: int) -> Contest:
+def contest(row: Row, runs: dict[str, Run], calls: int, check: Callable[[str], bool] = lambda column: True) -> Contest:
     """For one row."""
-    return Contest([row], {(row.name, column): run for column, run in runs.items()}, calls)
+    return Contest([row], {(row.name, column): run for column, run in runs.items()}, calls, check)
 
 
 # ---- codec
@@ -131,8 +148,10 @@ def between_buffers(bench: Bench, name: str, what: str, block: int, key: bytes) 
             runs[rows[0].name, "pycryptodome"] = functools.partial(pycryptodome, key, PREFIX, block, source, target)
 
         def check(column: str) -> bool:
-            if column == "naive":  # the tests look at what it returns
-                return True
+            if column == "naive":  # it has returned what it made
+                if sealing:
+                    return peers.naive_decrypt(key, PREFIX, peers.naive_encrypt(key, PREFIX, block, data)) == data
+                return peers.naive_decrypt(key, PREFIX, stream) == data
             if sealing:
                 stream[:8] = peers.header(block)  # which the bare loop leaves out
                 ours.decrypt_into(stream, opened, length=len(stream))
@@ -206,25 +225,38 @@ def read_in_sequence(bench: Bench, name: str, key: bytes, size: int, chunk: int)
     buffer = touched(chunk)
     rows: list[Row] = []
     runs: dict[tuple[str, str], Run] = {}
+    windows: dict[str, list[memoryview]] = {"ours": [memoryview(buffer)], "limit": [], "best": []}
+    last: deque[bytes] = deque(maxlen=1)  # block that naive Python read
+
+    def check(column: str) -> bool:
+        """Whether the last block is in its place in some thread's window, in which the others were before."""
+        block = memoryview(random_data(64 * MIB))[(size - BLOCK) % (64 * MIB) :][:BLOCK]
+        if column == "naive":
+            return last.pop() == block
+        right = any(window[(size - BLOCK) % len(window) :][:BLOCK] == block for window in windows[column])
+        for window in windows[column]:
+            window[:] = bytes(len(window))
+        return right
+
     with ExitStack() as stack:
         file = stack.enter_context(open(path, "rb", buffering=0))
         for n in bench.threads:
             row = Row(f"{name}/{n}t", f"{size_name(chunk)} reads, AES-{8 * len(key)}, {threads_name(n)}", nbytes=size)
             window = max(BLOCK, chunk // n // BLOCK * BLOCK)
-            loop = bench.limit.loop(
-                key, PREFIX, BLOCK, touched(window * n), plain_length=size, window=window, threads=n
-            )
+            opened = touched(window * n)
+            windows["limit"] += [memoryview(opened)[i * window : (i + 1) * window] for i in range(n)]
+            loop = bench.limit.loop(key, PREFIX, BLOCK, opened, plain_length=size, window=window, threads=n)
             best = peers.BestPython(key, PREFIX, BLOCK, n)
             stack.callback(best.close)
             reader = stack.enter_context(AgsReader(path, key, length=length, aad_prefix=PREFIX, threads=n))
             runs[row.name, "limit"] = functools.partial(loop, file.fileno())
-            runs[row.name, "best"] = functools.partial(
-                best.read, file.fileno(), size, [touched(window) for _ in range(n)]
-            )
+            mine = [touched(window) for _ in range(n)]
+            windows["best"] += map(memoryview, mine)
+            runs[row.name, "best"] = functools.partial(best.read, file.fileno(), size, mine)
             runs[row.name, "ours"] = functools.partial(read_all, reader, buffer)
             rows.append(row)
-        runs[rows[0].name, "naive"] = nothing(lambda: deque(peers.naive_read(path, key, PREFIX), maxlen=0))
-        yield Contest(rows, runs)
+        runs[rows[0].name, "naive"] = nothing(lambda: last.extend(peers.naive_read(path, key, PREFIX)))
+        yield Contest(rows, runs, check=check)
 
 
 def read_all(reader: io.RawIOBase, buffer: bytearray) -> None:
@@ -345,6 +377,13 @@ def write_in_chunks(bench: Bench, name: str, key: bytes, size: int, chunk: int) 
         with open(path, "wb", buffering=0) as file:
             best.write(file.fileno(), data)
 
+    def check(column: str) -> bool:
+        sealed = bytearray((bench.scratch / "limit" if column == "limit" else path).read_bytes())
+        if column == "limit":
+            sealed[:8] = peers.header(BLOCK)  # which the bare loop leaves out
+        path.unlink(missing_ok=True)
+        return AgsCodec(key, aad_prefix=PREFIX).decrypt(sealed, length=encrypted_length(size)) == data
+
     with ExitStack() as stack:
         file = stack.enter_context(open(bench.scratch / "limit", "wb", buffering=0))
         for n in bench.threads:
@@ -358,7 +397,7 @@ def write_in_chunks(bench: Bench, name: str, key: bytes, size: int, chunk: int) 
             rows.append(row)
         naive = functools.partial(peers.naive_write, str(path), key, PREFIX, BLOCK, memoryview(data))
         runs[rows[0].name, "naive"] = functools.partial(fresh, naive)
-        yield Contest(rows, runs)
+        yield Contest(rows, runs, check=check)
 
 
 def small(bench: Bench) -> Group:
@@ -374,23 +413,34 @@ def open_read_close(bench: Bench, name: str, key: bytes) -> Iterator[Contest]:
     calls, size = 100, 8 << 10
     path, length = stream_file(bench, key, size)
     row = Row(f"{name}/1t", f"AES-{8 * len(key)}", "us")
-    loop = bench.limit.loop(key, PREFIX, BLOCK, touched(size), plain_length=size)
+    opened = touched(size)
+    loop = bench.limit.loop(key, PREFIX, BLOCK, opened, plain_length=size)
+    got: bytes | bytearray = b""
+
+    def bare() -> float:
+        nonlocal got
+        got = opened
+        return loop.small(path, calls)
 
     def ours() -> None:
+        nonlocal got
         for _ in range(calls):
             with AgsReader(path, key, length=length, aad_prefix=PREFIX) as reader:
-                reader.read()
+                got = reader.read()
 
     def python() -> None:
+        nonlocal got
         for _ in range(calls):
             with peers.PythonReader(path, key, length=length, aad_prefix=PREFIX) as reader:
-                reader.read()
+                got = reader.read()
 
     def naive() -> None:
+        nonlocal got
         for _ in range(calls):
-            b"".join(peers.naive_read(path, key, PREFIX))
+            got = b"".join(peers.naive_read(path, key, PREFIX))
 
-    yield contest(row, {"limit": lambda: loop.small(path, calls), "naive": naive, "best": python, "ours": ours}, calls)
+    runs: dict[str, Run] = {"limit": bare, "naive": naive, "best": python, "ours": ours}
+    yield contest(row, runs, calls, lambda column: got == random_data(64 * MIB)[:size])
 
 
 GROUPS: dict[str, Callable[[Bench], Group]] = {

@@ -1,6 +1,6 @@
 """The benchmarks: contenders that do the same work, turns and ratios as they are claimed, a run from end to end.
 
-The last tests are smoke cases for pytest-benchmark. No test looks at how long something took.
+No test looks at how long something took.
 """
 
 from __future__ import annotations
@@ -19,22 +19,20 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from support import KEY, KEYS, open_stream, pattern, seal_stream
 
-from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
+from ags_fast import encrypted_length
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.names import entry_path
 from ags_fast.dataset.tables import PAGE_ROWS
 from ags_fast.keys import kms_calls, load_kms
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
-from benchmarks import commits, compare, datasets, frames, measure, peers, plain_jobs, rotation, targets
+from benchmarks import commits, compare, datasets, frames, measure, peers, plain_jobs, rotation, targets, test_speed
 from benchmarks.cases import Bench
 from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError, Module
 from benchmarks.measure import Contest, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pytest_benchmark.fixture import BenchmarkFixture
 
 PREFIX = b"a file's name"
 SIZES = [(1, 16), (16, 16), (100, 16), (40_000, 4096), (40_960, 4096), (300_000, 1 << 20), (900_000, 300_000)]
@@ -258,7 +256,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, limit: Limit, monkeypatch: p
     """Small, and in which a KMS is as fast as it can."""
     monkeypatch.setattr(rotation, "CALL_SECONDS", 0.0)
     monkeypatch.setattr(rotation, "PARTS", 2)
-    made = Bench(Path(), tmp_path_factory.mktemp("bench"), [1], True)
+    made = Bench(Path(), tmp_path_factory.mktemp("bench"), [1], part=4)
     vars(made)["limit"] = limit
     return made
 
@@ -468,10 +466,14 @@ def test_rows_are_compared_with_their_noise(tmp_path: Path, capsys: pytest.Captu
 # ---------------------------------------------------------------- from end to end
 
 
-def run_benchmarks(*options: str) -> subprocess.CompletedProcess[str]:
+def run_program(*command: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "benchmarks", *options]
+    command = (sys.executable, "-m", *command)
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+
+
+def run_benchmarks(*options: str) -> subprocess.CompletedProcess[str]:
+    return run_program("benchmarks", *options)
 
 
 @pytest.mark.more
@@ -568,48 +570,14 @@ def test_a_pattern_without_a_case_is_an_error(tmp_path: Path) -> None:
     assert "no such thing" in done.stderr
 
 
-# ---------------------------------------------------------------- smoke cases for pytest-benchmark
-
-ROUNDS = {"rounds": 5, "warmup_rounds": 1}
-MIB = 1 << 20
-
-
-@pytest.mark.benchmark(group="codec, 4 MiB")
-@pytest.mark.parametrize("block", [4096, MIB])
-def test_speed_of_the_codec(benchmark: BenchmarkFixture, block: int) -> None:
-    data, opened = bytearray(pattern(4 * MIB)), bytearray(4 * MIB)
-    out = bytearray(encrypted_length(len(data), block))
-    codec = AgsCodec(KEY, block_size=block)
-
-    def there_and_back() -> None:
-        codec.encrypt_into(data, out)
-        codec.decrypt_into(out, opened, length=len(out))
-
-    benchmark.pedantic(there_and_back, **ROUNDS)
-    assert opened == data
-
-
-@pytest.mark.benchmark(group="files, 4 MiB")
-def test_speed_of_the_reader(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    data, path = pattern(4 * MIB), tmp_path / "stream"
-    path.write_bytes(seal_stream(data))
-
-    def read() -> bytes:
-        with AgsReader(path, KEY, length=path.stat().st_size) as reader:
-            return reader.read()
-
-    assert benchmark.pedantic(read, **ROUNDS) == data
-
-
-@pytest.mark.benchmark(group="files, 4 MiB")
-def test_speed_of_the_writer(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    data, path = pattern(4 * MIB), tmp_path / "stream"
-    pieces = [data[begin : begin + 65536] for begin in range(0, len(data), 65536)]
-
-    def write() -> None:
-        with AgsWriter(path, KEY) as writer:
-            for piece in pieces:
-                writer.write(piece)
-
-    benchmark.pedantic(write, **ROUNDS)
-    assert open_stream(path.read_bytes()) == data
+@needs_compiler
+def test_contenders_of_pytest_benchmark_do_their_work(tmp_path: Path) -> None:
+    """Each runs once, on little data, and what it made is looked at. parquet-java is left out: a JVM takes long."""
+    pytest.importorskip("pyarrow.parquet.encryption")
+    options = ["--benchmark-disable", "-k", "not java", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temp'}"]
+    done = run_program("pytest", "benchmarks", *options)
+    assert done.returncode == 0, done.stdout
+    outcomes = dict(reversed(part.split()) for part in re.findall(r"\d+ \w+", done.stdout.splitlines()[-1]))
+    assert outcomes.keys() == {"passed", "deselected"}, done.stdout
+    assert int(outcomes["passed"]) == sum(map(len, test_speed.TASKS.values())) - 1
+    assert outcomes["deselected"] == "1"
