@@ -32,7 +32,7 @@ from benchmarks import (
     slopes,
     start,
 )
-from benchmarks.limit import LimitError
+from benchmarks.evp import EvpError
 from benchmarks.measure import TITLES, Group, Row, SkippedError, speed, use_bytecode, warn_if_busy
 from benchmarks.targets import TARGETS
 
@@ -78,7 +78,7 @@ def main() -> int:
         rounds = options.repeat or (5 if options.quick else 21)
         try:
             about = describe(bench, rounds)
-        except LimitError as error:
+        except EvpError as error:
             print(f"benchmarks: {error}", file=sys.stderr)
             return 2
         print("\n".join(f"{key:12} {value}" for key, value in about.items()))
@@ -140,7 +140,7 @@ def describe(bench: cases.Bench, rounds: int) -> dict[str, Any]:
         )
     size = 64 << 20
     out, data = cases.touched(size), cases.touched(size)
-    copy = size / min(bench.limit.copy(out, data) for _ in range(9)) / 1e9
+    copy = size / min(bench.evp.copy(out, data) for _ in range(9)) / 1e9
     return {
         "ags_fast": f"{ags_fast.__version__}, {libcrypto_text()}",
         "cryptography": f"{version('cryptography')}, {cryptography_backend.openssl_version_text()}",
@@ -161,9 +161,8 @@ def run(groups: dict[str, Group], rounds: int) -> list[Row]:
     rows = []
     for name, group in groups.items():
         print(f"\n{name}: {group.about}")
-        print(
-            f"{'':47}" + "".join(f"{title:>9}" for title in TITLES.values()) + f"{'ours/limit':>16}{'ours/best Py':>16}"
-        )
+        titles = "".join(f"{title:>9}" for title in TITLES.values())
+        print(f"{'':47}{titles}{'ours/EVP, beside':>18}{'ours/best Py':>16}")
         for case in group.cases:
             try:
                 with case.prepare() as contest:
@@ -182,12 +181,12 @@ def format_row(row: Row) -> str:
     for column in TITLES:
         value = row.shown(column)
         text += " " * 9 if value is None else f"{value:9.{2 if value < 100 else 0}f}"
-    for column in ("limit", "best"):
+    for column, width in (("loop" if "loop" in row.samples else "beside", 18), ("best", 16)):
+        ratio = ""
         if column in row.samples and "ours" in row.samples:
             best, median = speed(row.samples["ours"], row.samples[column])
-            text += f"{best:8.2f} ({median:.2f})".rjust(16)
-        else:
-            text += " " * 16
+            ratio = f"{best:.2f} ({median:.2f})"
+        text += ratio.rjust(width)
     return text.rstrip()
 
 

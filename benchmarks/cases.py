@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
-from benchmarks.limit import Limit
+from benchmarks.evp import Evp
 from benchmarks.measure import Case, Contest, Group, Row, Run
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Bench:
         return self.part > 1
 
     @functools.cached_property
-    def limit(self) -> Limit:
-        return Limit(self.build)
+    def evp(self) -> Evp:
+        return Evp(self.build)
 
     def size(self, nbytes: int) -> int:
         return nbytes // self.part
@@ -134,8 +134,8 @@ def between_buffers(bench: Bench, name: str, what: str, block: int, key: bytes) 
             ours = AgsCodec(key, aad_prefix=PREFIX, block_size=block, threads=n)
             call = ours.encrypt_into if sealing else functools.partial(ours.decrypt_into, length=len(stream))
             plain = data if sealing else opened
-            loop = bench.limit.loop(key, PREFIX, block, plain, stream=stream, nonces=nonces, threads=n)
-            runs[row.name, "limit"] = loop
+            loop = bench.evp.loop(key, PREFIX, block, plain, stream=stream, nonces=nonces, threads=n)
+            runs[row.name, "loop"] = loop
             runs[row.name, "best"] = functools.partial(getattr(best, what), source, target)
             runs[row.name, "ours"] = nothing(call, source, target)
         if sealing:
@@ -153,7 +153,7 @@ def between_buffers(bench: Bench, name: str, what: str, block: int, key: bytes) 
                     return peers.naive_decrypt(key, PREFIX, peers.naive_encrypt(key, PREFIX, block, data)) == data
                 return peers.naive_decrypt(key, PREFIX, stream) == data
             if sealing:
-                stream[:8] = peers.header(block)  # which the bare loop leaves out
+                stream[:8] = peers.header(block)  # which the EVP loop leaves out
                 ours.decrypt_into(stream, opened, length=len(stream))
             right = opened == data
             target[:] = bytes(len(target))
@@ -216,7 +216,9 @@ def read(bench: Bench) -> Group:
         for key in KEYS:
             name = f"read/{short(chunk)}/aes-{8 * len(key)}"
             cases.append(Case(name, functools.partial(read_in_sequence, bench, name, key, size, chunk)))
-    return Group(f"{size_name(size)} from the page cache with readinto, from first to last; limit: C with pread", cases)
+    return Group(
+        f"{size_name(size)} from the page cache with readinto, from first to last; EVP loop: with pread", cases
+    )
 
 
 @contextmanager
@@ -225,7 +227,7 @@ def read_in_sequence(bench: Bench, name: str, key: bytes, size: int, chunk: int)
     buffer = touched(chunk)
     rows: list[Row] = []
     runs: dict[tuple[str, str], Run] = {}
-    windows: dict[str, list[memoryview]] = {"ours": [memoryview(buffer)], "limit": [], "best": []}
+    windows: dict[str, list[memoryview]] = {"ours": [memoryview(buffer)], "loop": [], "best": []}
     last: deque[bytes] = deque(maxlen=1)  # block that naive Python read
 
     def check(column: str) -> bool:
@@ -244,12 +246,12 @@ def read_in_sequence(bench: Bench, name: str, key: bytes, size: int, chunk: int)
             row = Row(f"{name}/{n}t", f"{size_name(chunk)} reads, AES-{8 * len(key)}, {threads_name(n)}", nbytes=size)
             window = max(BLOCK, chunk // n // BLOCK * BLOCK)
             opened = touched(window * n)
-            windows["limit"] += [memoryview(opened)[i * window : (i + 1) * window] for i in range(n)]
-            loop = bench.limit.loop(key, PREFIX, BLOCK, opened, plain_length=size, window=window, threads=n)
+            windows["loop"] += [memoryview(opened)[i * window : (i + 1) * window] for i in range(n)]
+            loop = bench.evp.loop(key, PREFIX, BLOCK, opened, plain_length=size, window=window, threads=n)
             best = peers.BestPython(key, PREFIX, BLOCK, n)
             stack.callback(best.close)
             reader = stack.enter_context(AgsReader(path, key, length=length, aad_prefix=PREFIX, threads=n))
-            runs[row.name, "limit"] = functools.partial(loop, file.fileno())
+            runs[row.name, "loop"] = functools.partial(loop, file.fileno())
             mine = [touched(window) for _ in range(n)]
             windows["best"] += map(memoryview, mine)
             runs[row.name, "best"] = functools.partial(best.read, file.fileno(), size, mine)
@@ -270,7 +272,7 @@ def random_reads(bench: Bench) -> Group:
     for block in (64 << 10, MIB):
         name = f"random/4KiB/{short(block)}"
         cases.append(Case(name, functools.partial(read_at_random, bench, name, block)))
-    return Group("4 KiB from anywhere, which opens a whole block; limit: C with pread", cases)
+    return Group("4 KiB from anywhere, which opens a whole block; EVP loop: with pread", cases)
 
 
 @contextmanager
@@ -281,7 +283,7 @@ def read_at_random(bench: Bench, name: str, block: int) -> Iterator[Contest]:
     offsets = [dice.randrange(size // 4096) * 4096 for _ in range(reads)]
     order = array("I", [offset // block for offset in offsets])
     row = Row(f"{name}/1t", f"blocks of {size_name(block)}, AES-128", "us")
-    loop = bench.limit.loop(key, PREFIX, block, touched(block), plain_length=size, window=block, order=order)
+    loop = bench.evp.loop(key, PREFIX, block, touched(block), plain_length=size, window=block, order=order)
     with (
         open(path, "rb", buffering=0) as file,
         AgsReader(path, key, length=length, aad_prefix=PREFIX, threads=1) as reader,
@@ -297,7 +299,7 @@ def read_at_random(bench: Bench, name: str, block: int) -> Iterator[Contest]:
                 best.seek(offset)
                 best.read(4096)
 
-        yield contest(row, {"limit": functools.partial(loop, file.fileno()), "best": python, "ours": ours}, reads)
+        yield contest(row, {"loop": functools.partial(loop, file.fileno()), "best": python, "ours": ours}, reads)
 
 
 def cached(bench: Bench) -> Group:
@@ -309,7 +311,7 @@ def cached(bench: Bench) -> Group:
     }.items():
         path = f"cached/{name.replace(' ', '-')}"
         cases.append(Case(path, functools.partial(read_again, bench, path, name, offsets)))
-    return Group("read_at of 100 bytes in an open block; limit: seek and read of the plain file, buffered", cases)
+    return Group("read_at of 100 bytes in an open block; beside: seek and read of the plain file, buffered", cases)
 
 
 @contextmanager
@@ -336,7 +338,7 @@ def read_again(bench: Bench, name: str, label: str, offsets: list[int]) -> Itera
                 read(100)
 
         runs: dict[str, Run] = {
-            "limit": functools.partial(seek_and_read, file),
+            "beside": functools.partial(seek_and_read, file),
             "best": functools.partial(seek_and_read, best),
             "ours": ours,
         }
@@ -350,7 +352,9 @@ def write(bench: Bench) -> Group:
         for key in KEYS:
             name = f"write/{short(chunk)}/aes-{8 * len(key)}"
             cases.append(Case(name, functools.partial(write_in_chunks, bench, name, key, size, chunk)))
-    return Group(f"{size_name(size)} to a new file; limit: C with pwrite, a block at a time, as the best Python", cases)
+    return Group(
+        f"{size_name(size)} to a new file; EVP loop: with pwrite, a block at a time, as the best Python", cases
+    )
 
 
 @contextmanager
@@ -378,20 +382,20 @@ def write_in_chunks(bench: Bench, name: str, key: bytes, size: int, chunk: int) 
             best.write(file.fileno(), data)
 
     def check(column: str) -> bool:
-        sealed = bytearray((bench.scratch / "limit" if column == "limit" else path).read_bytes())
-        if column == "limit":
-            sealed[:8] = peers.header(BLOCK)  # which the bare loop leaves out
+        sealed = bytearray((bench.scratch / "loop" if column == "loop" else path).read_bytes())
+        if column == "loop":
+            sealed[:8] = peers.header(BLOCK)  # which the EVP loop leaves out
         path.unlink(missing_ok=True)
         return AgsCodec(key, aad_prefix=PREFIX).decrypt(sealed, length=encrypted_length(size)) == data
 
     with ExitStack() as stack:
-        file = stack.enter_context(open(bench.scratch / "limit", "wb", buffering=0))
+        file = stack.enter_context(open(bench.scratch / "loop", "wb", buffering=0))
         for n in bench.threads:
             row = Row(f"{name}/{n}t", f"{size_name(chunk)} writes, AES-{8 * len(key)}, {threads_name(n)}", nbytes=size)
             best = peers.BestPython(key, PREFIX, BLOCK, n)
             stack.callback(best.close)
-            loop = bench.limit.loop(key, PREFIX, BLOCK, data, nonces=nonces, threads=n)
-            runs[row.name, "limit"] = functools.partial(loop, file.fileno())
+            loop = bench.evp.loop(key, PREFIX, BLOCK, data, nonces=nonces, threads=n)
+            runs[row.name, "loop"] = functools.partial(loop, file.fileno())
             runs[row.name, "best"] = functools.partial(fresh, functools.partial(python, best))
             runs[row.name, "ours"] = functools.partial(fresh, functools.partial(ours, n))
             rows.append(row)
@@ -414,7 +418,7 @@ def open_read_close(bench: Bench, name: str, key: bytes) -> Iterator[Contest]:
     path, length = stream_file(bench, key, size)
     row = Row(f"{name}/1t", f"AES-{8 * len(key)}", "us")
     opened = touched(size)
-    loop = bench.limit.loop(key, PREFIX, BLOCK, opened, plain_length=size)
+    loop = bench.evp.loop(key, PREFIX, BLOCK, opened, plain_length=size)
     got: bytes | bytearray = b""
 
     def bare() -> float:
@@ -439,7 +443,7 @@ def open_read_close(bench: Bench, name: str, key: bytes) -> Iterator[Contest]:
         for _ in range(calls):
             got = b"".join(peers.naive_read(path, key, PREFIX))
 
-    runs: dict[str, Run] = {"limit": bare, "naive": naive, "best": python, "ours": ours}
+    runs: dict[str, Run] = {"loop": bare, "naive": naive, "best": python, "ours": ours}
     yield contest(row, runs, calls, lambda column: got == random_data(64 * MIB)[:size])
 
 

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome": "pycrypt.", "ours": "ours"}
+TITLES = {
+    "loop": "EVP loop",
+    "beside": "beside",
+    "naive": "naive",
+    "best": "best Py",
+    "pycryptodome": "pycrypt.",
+    "ours": "ours",
+}
 REFERENCE = {"naive", "pycryptodome"}  # slow, and only for comparison: they get fewer rounds
 SLOW_SECONDS = 0.03
 PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9, "calls": 1, "KiB": 1 / 1024}

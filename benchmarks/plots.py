@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INK, GREY, PALE = "#1f2933", "#616e7c", "#9aa5b1"
 LINES = {  # column: label, colour, line style, width
-    "limit": ("bare C loop", INK, (0, (5, 2)), 1.6),
+    "loop": ("EVP loop", INK, (0, (5, 2)), 1.6),
     "ours": ("ags_fast", "#0b6bcb", "-", 3.0),
     "best": ("best Python", "#e8830c", "-", 1.8),
     "naive": ("naive Python", "#8a94a0", "-", 1.8),
@@ -105,13 +105,13 @@ def draw_codec(points: list[dict[str, Any]], bits: int, about: dict[str, Any], o
 
 
 SPEED = (  # rows of the README's picture: row, column of the peer, label
-    ("codec/encrypt_into/1MiB/aes-128/2t", "limit", "encrypt a buffer, blocks of 1 MiB / a bare loop in C"),
+    ("codec/encrypt_into/1MiB/aes-128/2t", "loop", "encrypt a buffer, blocks of 1 MiB / the EVP loop"),
     ("codec/encrypt_into/1MiB/aes-128/2t", "best", "encrypt a buffer, blocks of 1 MiB / cryptography"),
     ("codec/encrypt_into/4KiB/aes-128/2t", "best", "encrypt a buffer, blocks of 4 KiB / cryptography"),
-    ("parquet/encrypt/2t", "limit", "encrypt a Parquet file / a bare loop in C"),
+    ("parquet/encrypt/2t", "loop", "encrypt a Parquet file / the EVP loop"),
     ("parquet/encrypt/2t", "best", "encrypt a Parquet file / a warm parquet-java"),
     ("parquet/encrypt/2t", "naive", "encrypt a Parquet file / pyarrow reads and writes it"),
-    ("parquet/view/1t", "limit", "pyarrow reads an encrypted Parquet file / a plain one"),
+    ("parquet/view/1t", "beside", "pyarrow reads an encrypted Parquet file / a plain one"),
     ("network/read", "best", "read 32 MiB from S3 / boto3's transfer manager"),
     ("network/read", "naive", "read 32 MiB from S3 / s3fs"),
     ("network/small/verify", "naive", "verify 200 small files in S3 / one at a time"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import cases, parquet
-from benchmarks.limit import ROOT
+from benchmarks.evp import ROOT
 from benchmarks.measure import TITLES, Case, Contest, Run, SkippedError, timed
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
-FOUR = ["limit", "naive", "best", "ours"]
+FOUR = ["loop", "naive", "best", "ours"]
 TASKS = {  # the names of cases, and who takes part
     "codec/encrypt_into/4KiB/aes-128": FOUR,
     "codec/decrypt_into/4KiB/aes-128": FOUR,
