@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
-from benchmarks.evp import Evp
-from benchmarks.measure import Case, Contest, Group, Row, Run
+from benchmarks.evp import Evp, EvpError
+from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+from benchmarks.ring_peer import Ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,6 +50,10 @@ class Bench:
     @functools.cached_property
     def evp(self) -> Evp:
         return Evp(self.build)
+
+    @functools.cached_property
+    def ring(self) -> Ring:
+        return Ring(self.build)
 
     def size(self, nbytes: int) -> int:
         return nbytes // self.part
@@ -146,6 +151,8 @@ def between_buffers(bench: Bench, name: str, what: str, block: int, key: bytes) 
         if len(key) == 16 and block in (4 << 10, MIB):  # once with small blocks, once with large: it is slow
             pycryptodome = getattr(peers, f"pycryptodome_{what}")
             runs[rows[0].name, "pycryptodome"] = functools.partial(pycryptodome, key, PREFIX, block, source, target)
+            plain = data if sealing else opened
+            runs[rows[0].name, "ring"] = lambda: bench.ring.run(key, PREFIX, block, plain, stream, nonces)
 
         def check(column: str) -> bool:
             if column == "naive":  # it has returned what it made
@@ -153,13 +160,45 @@ def between_buffers(bench: Bench, name: str, what: str, block: int, key: bytes) 
                     return peers.naive_decrypt(key, PREFIX, peers.naive_encrypt(key, PREFIX, block, data)) == data
                 return peers.naive_decrypt(key, PREFIX, stream) == data
             if sealing:
-                stream[:8] = peers.header(block)  # which the EVP loop leaves out
+                stream[:8] = peers.header(block)  # which the EVP loop and ring leave out
                 ours.decrypt_into(stream, opened, length=len(stream))
             right = opened == data
             target[:] = bytes(len(target))
             return right
 
         yield Contest(rows, runs, check=check)
+
+
+def ports(bench: Bench) -> Group:
+    cases = [
+        Case(f"ports/{what}", functools.partial(beside_ports, bench, what)) for what in ("encrypt_into", "decrypt_into")
+    ]
+    return Group("AES-128, blocks of 1 MiB, 1 thread; beside: the same number of instructions of AES and CLMUL", cases)
+
+
+@contextmanager
+def beside_ports(bench: Bench, what: str) -> Iterator[Contest]:
+    try:
+        _, bits = bench.evp.ports(BLOCK)
+    except EvpError as error:
+        raise SkippedError(str(error)) from None
+    data = random_data(bench.size(64 * MIB))
+    codec = AgsCodec(KEYS[0], aad_prefix=PREFIX, threads=1)
+    stream, opened = bytearray(codec.encrypt(data)), touched(len(data))
+    ours = nothing(codec.encrypt_into, data, stream)
+    if what == "decrypt_into":
+        ours = nothing(codec.decrypt_into, stream, opened, length=len(stream))
+    rows = [
+        Row(f"ports/{what}/cpu", f"{what}; this CPU's ports, {bits} bits", nbytes=len(data)),
+        Row(f"ports/{what}/memcpy", f"{what}; memcpy", nbytes=len(data)),
+    ]
+    runs: dict[tuple[str, str], Run] = {
+        (rows[0].name, "ours"): ours,
+        (rows[0].name, "beside"): lambda: bench.evp.ports(len(data))[0],
+        (rows[1].name, "beside"): lambda: bench.evp.copy(opened, data),
+    }
+    rows[0].samples["ours"] = rows[1].samples["ours"] = []
+    yield Contest(rows, runs)
 
 
 def whole(bench: Bench) -> Group:
@@ -449,6 +488,7 @@ def open_read_close(bench: Bench, name: str, key: bytes) -> Iterator[Contest]:
 
 GROUPS: dict[str, Callable[[Bench], Group]] = {
     "codec": codec,
+    "ports": ports,
     "whole": whole,
     "read": read,
     "random": random_reads,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = Path(__file__).with_name("evp.c")
+SOURCES = [Path(__file__).with_name(name) for name in ("evp.c", "ports.c")]
 BUILT_WITH = ROOT / "build" / "libcrypto.json"  # written by setup.py
 PIECES = (128 << 10, 256 << 10, 512 << 10, 2 << 20)  # bytes
 TUNING_RUNS = 4  # with each setting; then a loop keeps the fastest
@@ -67,7 +67,7 @@ class _Loop(ctypes.Structure):
 
 
 class Evp:
-    """The compiled evp.c."""
+    """The compiled evp.c and ports.c."""
 
     def __init__(self, build: Path) -> None:
         if not BUILT_WITH.is_file():
@@ -77,18 +77,19 @@ class Evp:
             *(shlex.split(os.environ.get("CC", "")) or ["cc"]),
             *libcrypto["cflags"],
             *(f"-I{d}" for d in libcrypto["include_dirs"]),
-            *("-shared", "-fPIC", "-fvisibility=default", str(SOURCE)),
+            *("-shared", "-fPIC", "-fvisibility=default", *map(str, SOURCES)),
             *libcrypto["objects"],
             *libcrypto["link_args"],
         ]
-        what = json.dumps([libcrypto["version"], command]).encode() + SOURCE.read_bytes()
+        texts = [source.read_text() for source in SOURCES]
+        what = json.dumps([libcrypto["version"], command, texts]).encode()
         library = build / f"evp-{hashlib.sha256(what).hexdigest()[:16]}.so"
         if not library.is_file():
             build.mkdir(parents=True, exist_ok=True)
             made = library.with_suffix(f".{os.getpid()}")
             result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
             if result.returncode != 0:
-                raise EvpError(f"evp.c does not compile:\n{result.stderr}")
+                raise EvpError(f"evp.c or ports.c does not compile:\n{result.stderr}")
             made.rename(library)
         self._functions = ctypes.CDLL(str(library))
         for name, arguments in {
@@ -99,6 +100,7 @@ class Evp:
                 *[ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t],
             ],
             "evp_copy": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
+            "ports_run": [ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint)],
         }.items():
             function = getattr(self._functions, name)
             function.argtypes, function.restype = arguments, ctypes.c_double
@@ -107,6 +109,17 @@ class Evp:
         """The seconds that memcpy() takes."""
         seconds: float = self._functions.evp_copy(_address(out), _address(data), len(data))
         return seconds
+
+    def ports(self, nbytes: int) -> tuple[float, int]:
+        """The seconds that AES-128-GCM's instructions for `nbytes` take, and how many bits each has: 128, 256 or 512.
+
+        They are those of AES and the carry-less products, at the widest that this CPU has. Raises EvpError without.
+        """
+        bits = ctypes.c_uint()
+        seconds: float = self._functions.ports_run(nbytes, bits)
+        if seconds < 0:
+            raise EvpError("the loop of AES and carry-less products is for x86-64 CPUs that have both")
+        return seconds, bits.value
 
     def loop(
         self,

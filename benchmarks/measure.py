@@ -22,6 +22,7 @@ TITLES = {
     "naive": "naive",
     "best": "best Py",
     "pycryptodome": "pycrypt.",
+    "ring": "ring",
     "ours": "ours",
 }
 REFERENCE = {"naive", "pycryptodome"}  # slow, and only for comparison: they get fewer rounds

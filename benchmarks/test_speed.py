@@ -1,4 +1,4 @@
-"""Ours beside naive Python, the best Python and the EVP loop, by pytest-benchmark.
+"""Ours beside naive Python, the best Python, the EVP loop and ring, by pytest-benchmark.
 
 ``pytest benchmarks --benchmark-only --benchmark-group-by=group`` prints a table for each task: codec, reader, writer,
 small files and Parquet. The contenders are those of ``python -m benchmarks``, on a quarter of its data, with one
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
 FOUR = ["loop", "naive", "best", "ours"]
+FIVE = [*FOUR, "ring"]
 TASKS = {  # the names of cases, and who takes part
-    "codec/encrypt_into/4KiB/aes-128": FOUR,
-    "codec/decrypt_into/4KiB/aes-128": FOUR,
-    "codec/encrypt_into/1MiB/aes-128": FOUR,
-    "codec/decrypt_into/1MiB/aes-128": FOUR,
+    "codec/encrypt_into/4KiB/aes-128": FIVE,
+    "codec/decrypt_into/4KiB/aes-128": FIVE,
+    "codec/encrypt_into/1MiB/aes-128": FIVE,
+    "codec/decrypt_into/1MiB/aes-128": FIVE,
     "read/8MiB/aes-128": FOUR,
     "write/64KiB/aes-128": FOUR,
     "small/8KiB/aes-128": FOUR,
