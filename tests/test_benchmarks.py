@@ -589,15 +589,8 @@ def test_a_pattern_without_a_case_is_an_error(tmp_path: Path) -> None:
 def test_contenders_of_pytest_benchmark_do_their_work(tmp_path: Path) -> None:
     """Each runs once, on little data, and what it made is looked at. Two are left out: a JVM and cargo take long."""
     pytest.importorskip("pyarrow.parquet.encryption")
-    options = [
-        "--benchmark-disable",
-        "-k",
-        "not java and not ring",
-        "-p",
-        "no:cacheprovider",
-        f"--basetemp={tmp_path / 'temp'}",
-    ]
-    done = run_program("pytest", "benchmarks", *options)
+    options = ["--benchmark-disable", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temp'}"]
+    done = run_program("pytest", "benchmarks", *options, "-k", "not java and not ring")
     assert done.returncode == 0, done.stdout
     tasks = list(test_speed.TASKS.values())
     outcomes = dict(reversed(part.split()) for part in re.findall(r"\d+ \w+", done.stdout.splitlines()[-1]))
