@@ -478,6 +478,46 @@ def test_rows_are_compared_with_their_noise(tmp_path: Path, capsys: pytest.Captu
             compare.read(str(tmp_path))
 
 
+# ---------------------------------------------------------------- the README's picture
+
+
+def test_picture_shows_what_was_recorded(tmp_path: Path) -> None:
+    picture = pytest.importorskip("benchmarks.picture", reason="needs matplotlib", exc_type=ImportError)
+    runs = {path.stem: json.loads(path.read_text()) for path in picture.RECORDED.iterdir()}
+    assert {name: picture.class_of(run["about"]).lower() for name, run in runs.items()} == {name: name for name in runs}
+    shown = picture.figures(runs.values())
+    assert len(shown) > 5
+    for one in (one for row in shown.values() for one in row.values()):
+        ratio = one.ours / one.peer if one.unit == "GB/s" else one.peer / one.ours
+        assert ratio == pytest.approx(one.best, rel=0.05), "the figures are rounded, and belong together"
+    for name, theme in picture.THEMES.items():
+        drawn = picture.draw(list(runs.values()), tmp_path / name, theme)
+        assert drawn.read_bytes().startswith(b"\x89PNG")
+        assert (picture.DOCS / name).is_file()
+        assert f"docs/{name}" in (ROOT / "README.md").read_text()
+
+
+def test_a_run_is_recorded_by_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = pytest.importorskip("benchmarks.picture", reason="needs matplotlib", exc_type=ImportError)
+    monkeypatch.setattr(picture, "RECORDED", tmp_path)
+    rows = [
+        Row("network/read", "", "s", samples={"best": [3.0, 2.0], "ours": [1.0, 2.0]}),
+        Row("network/upload", "", "s", samples={"best": [1.0], "ours": [1.0]}),
+    ]
+    run = {"about": {"CPU": "x, 2 cores; aes pclmulqdq vaes vpclmulqdq"}, "rows": [row.as_json() for row in rows]}
+    assert picture.record(run) == tmp_path / "avx2.json"
+    (kept,) = picture.recorded()
+    assert [row["name"] for row in kept["rows"]] == ["network/read"]
+    assert "samples" not in (tmp_path / "avx2.json").read_text()
+    ((label, row),) = picture.figures([kept]).items()
+    assert "boto3" in label
+    assert row == {"AVX2": picture.Beside(1.0, 2.0, "s", 2.0, 2.0)}
+    with pytest.raises(ValueError, match="no row of the picture"):
+        picture.record(run | {"rows": []})
+    with pytest.raises(ValueError, match="class"):
+        picture.record(run | {"about": {"CPU": "arm; asimd"}})
+
+
 # ---------------------------------------------------------------- from end to end
 
 
