@@ -3,8 +3,8 @@
  * it up: a loop of as many of these instructions as 16 bytes need, with no data and no memory. No kernel is faster, and
  * a good one, which also loads, stores and adds, comes near. Compiled with evp.c, and called by evp.py.
  *
- * 16 bytes need 10 instructions of AES (9 aesenc, 1 aesenclast) and 3 products (Karatsuba's). Two more reduce the sum of
- * a batch. With VAES, an instruction does two or four times as much.
+ * 16 bytes need 10 instructions of AES (9 aesenc, 1 aesenclast) and 3 products (Karatsuba's). Two more reduce the sum
+ * of a batch. With VAES, an instruction does two or four times as much.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <stddef.h>
@@ -19,35 +19,40 @@ double ports_run(size_t nbytes, unsigned *bits);
 #include <stdbool.h>
 
 enum {
-    CHAINS = 8, /* of AES, each a vector: enough to fill two ports for the four cycles that an instruction takes */
+    CHAINS =
+        10, /* of AES, each a vector: two ports need 8 for the four cycles that an instruction takes, and some spare */
     ROUNDS = 10,
     PRODUCTS = 3 * CHAINS + 2,
-    SUMS = 4, /* chains of products */
+    PER_ROUND = 4, /* of the products, until there are no more */
+    SUMS = 4,      /* chains of products */
 };
 
 /*
  * A function that makes `steps` batches of CHAINS vectors. What it stores keeps the compiler from leaving the loop out:
  * every instruction takes the result of an earlier one.
  */
-#define PORTS(name, isa, vector, set, aes, last, product, store)                            \
-    __attribute__((target(isa))) static void name(size_t steps, void *out) {                \
-        vector state[CHAINS], sum[SUMS];                                                    \
-        const vector key = set(0x5a), power = set(0x3c);                                    \
-                                                                                            \
-        for (int i = 0; i < CHAINS; i++) state[i] = set((char)i);                           \
-        for (int i = 0; i < SUMS; i++) sum[i] = set((char)(i + 1));                         \
-        for (size_t step = 0; step < steps; step++) {                                       \
-            _Pragma("GCC unroll 16") for (int round = 0; round < ROUNDS; round++) {         \
-                _Pragma("GCC unroll 16") for (int i = 0; i < CHAINS; i++) {                 \
+#define PORTS(name, isa, vector, set, aes, last, product, store) \
+    __attribute__((target(isa))) static void name(size_t steps, void *out) { \
+        vector state[CHAINS], sum[SUMS]; \
+        const vector key = set(0x5a), power = set(0x3c); \
+\
+        for (int i = 0; i < CHAINS; i++) state[i] = set((char)i); \
+        for (int i = 0; i < SUMS; i++) sum[i] = set((char)(i + 1)); \
+        for (size_t step = 0; step < steps; step++) { \
+            _Pragma("GCC unroll 16") for (int round = 0; round < ROUNDS; round++) { \
+                _Pragma("GCC unroll 16") for (int i = 0; i < CHAINS; i++) { \
                     state[i] = round < ROUNDS - 1 ? aes(state[i], key) : last(state[i], key); \
-                }                                                                           \
-                _Pragma("GCC unroll 16") for (int i = round * PRODUCTS / ROUNDS; i < (round + 1) * PRODUCTS / ROUNDS; i++) { \
-                    sum[i % SUMS] = product(sum[i % SUMS], power, 0x10);                    \
-                }                                                                           \
-            }                                                                               \
-        }                                                                                   \
-        for (int i = 0; i < CHAINS; i++) store((vector *)out + i, state[i]);                \
-        for (int i = 0; i < SUMS; i++) store((vector *)out + CHAINS + i, sum[i]);           \
+                } \
+                _Pragma("GCC unroll 16") for (int i = 0; i < PER_ROUND; i++) { \
+                    if (PER_ROUND * round + i < PRODUCTS) { \
+                        sum[(PER_ROUND * round + i) % SUMS] = \
+                            product(sum[(PER_ROUND * round + i) % SUMS], power, 0x10); \
+                    } \
+                } \
+            } \
+        } \
+        for (int i = 0; i < CHAINS; i++) store((vector *)out + i, state[i]); \
+        for (int i = 0; i < SUMS; i++) store((vector *)out + CHAINS + i, sum[i]); \
     }
 
 PORTS(ports_128, "aes,pclmul,sse4.1", __m128i, _mm_set1_epi8, _mm_aesenc_si128, _mm_aesenclast_si128,

@@ -166,7 +166,7 @@ def moto_kms() -> Iterator[dict[str, str]]:
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it prints each request
-    server = ThreadedMotoServer("127.0.0.1", 0)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     try:
         url = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
