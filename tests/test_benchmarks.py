@@ -618,6 +618,17 @@ def test_parquet_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
+def test_tools_are_compared(tmp_path: Path) -> None:
+    """Ours alone: the others would be built first."""
+    pytest.importorskip("moto")
+    done = run_program("benchmarks.tools", "--quick", "--only", "^ags", "--scratch", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    large, small = (line for line in done.stdout.splitlines() if line.startswith("| ags-fast |"))
+    assert large.endswith("exit code 3; 7 of 8 files, 0 cut off, 0 wrong |")
+    assert small.endswith("exit code 3; 0 of 62 files, 0 cut off, 0 wrong |")  # the byte was in the list of files
+
+
+@pytest.mark.more
 @needs_compiler
 def test_a_pattern_without_a_case_is_an_error(tmp_path: Path) -> None:
     done = run_benchmarks("--only", "no such thing", "--output", str(tmp_path))
