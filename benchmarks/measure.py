@@ -125,6 +125,8 @@ class Contest:
     check: Callable[[str], bool] = lambda column: True
 
     def measure(self, rounds: int) -> list[Row]:
+        if unknown := {column for _, column in self.runs} - TITLES.keys():
+            raise ValueError(f"no column of the table is called {', '.join(sorted(unknown))}")
         turns = {}
         for contender, run in self.runs.items():  # warms up
             try:

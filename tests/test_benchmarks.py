@@ -386,6 +386,11 @@ def test_wrong_results_are_no_results() -> None:
         contest.measure(1)
 
 
+def test_columns_that_the_table_lacks_are_refused() -> None:
+    with pytest.raises(ValueError, match="limit"):
+        Contest([Row("a", "a")], {("a", "limit"): lambda: 1.0}).measure(1)
+
+
 def test_best_python_may_have_fewer_threads() -> None:
     rows = [Row(f"a/{n}t", "a") for n in (1, 2, 4)] + [Row("b", "b")]
     seconds = {"a/1t": 2.0, "a/2t": 3.0, "a/4t": 1.0, "b": 5.0}
