@@ -1,7 +1,8 @@
 """Builds ags_fast._core: Cython over csrc/ over libcrypto. Everything declarative is in pyproject.toml.
 
-AES-GCM in OpenSSL 3.5 is more than twice as fast as in 3.0 (VAES, AVX-512), so a libcrypto older than 3.5 is not
-good enough: then OpenSSL 3.5 LTS is built (libcrypto only, static) and cached outside the tree for later builds.
+AES-GCM in OpenSSL 3.5 is more than twice as fast as in 3.0 on CPUs with VAES and AVX-512, so a libcrypto older than
+3.5 is not good enough: then OpenSSL 3.5 LTS is built (libcrypto only, static) and cached outside the tree for later
+builds.
 
     AGS_FAST_OPENSSL=system     use the system's libcrypto (3.0 or newer), build none
     AGS_FAST_OPENSSL=bundled    use the static one, whatever the system has

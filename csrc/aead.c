@@ -452,7 +452,7 @@ agsf_status agsf_lane_begin_open(agsf_lane *lane, const agsf_message *message) {
 /*
  * How much of a message goes to EVP at once. Where the data come from memory and not from a cache, libcrypto's AVX-512
  * code takes up to twice as long for a message in one call as for the same in two or more. Measured with OpenSSL 3.5.7,
- * 64 MiB of 64 KiB blocks: 7 GB/s opened in one call, 15 GB/s in halves; benchmarks/limit.c tries other steps, too.
+ * 64 MiB of 64 KiB blocks: 7 GB/s opened in one call, 15 GB/s in halves; benchmarks/evp.c tries other steps, too.
  * A step that is not a multiple of a cache line is slow again.
  */
 static size_t update_step(size_t nbytes, size_t min_nbytes) {
