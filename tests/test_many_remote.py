@@ -115,6 +115,7 @@ class Recorded:
     """A context, and the work of its tasks, which notes what is in work at once, and the threads of large files."""
 
     files_at_once = 8
+    local = False
 
     def __init__(self, fault: BaseException | None = None) -> None:
         self.work = self
@@ -122,6 +123,7 @@ class Recorded:
         self.most_files = self.most_nbytes = self.files = self.nbytes = self.runs = 0
         self.lock = threading.Lock()
         self.threads: set[threading.Thread] = set()
+        self.stopped = threading.Event()
 
     def run_file(self, context: Any, task: Any, attempt: int) -> Any:
         with self.lock:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.fs.lacking import gathered
-from ags_fast.jobs.engines.local import run_isolated
+from ags_fast.jobs.engines.processes import run_isolated
 from ags_fast.jobs.engines.together import run_files
 from ags_fast.keys.kms import count_calls
 

@@ -22,7 +22,7 @@ from ags_fast.jobs.engines.start import import_path, start_python
 from ags_fast.keys.kms import kms_calls
 
 
-def run(name: str, *args: Any, workers: int = 2, own_session: bool = False, **options: Any) -> None:
+def run(name: str, *args: Any, workers: int | None = 2, own_session: bool = False, **options: Any) -> None:
     """A job by its name. Prints what became of it, and the counts as JSON."""
     if own_session:
         os.setsid()

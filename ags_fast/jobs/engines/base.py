@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
+from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -59,6 +61,30 @@ class JobContext:
     def stores(self) -> tuple[Store | None, ...]:
         """The folders that the tasks read and write; an engine looks whether other processes see them."""
         return ()
+
+    @property
+    def local(self) -> bool:
+        """Whether all folders are on this machine."""
+        return all(store is None or store.local for store in self.stores)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a task waits longer than it works, as for an object store."""
+        return not self.local
+
+    def is_harmless(self, tasks: Sequence[Any]) -> bool:
+        """Return whether no task can end the process that runs it, whatever the bytes of its file are."""
+        return False
+
+    @cached_property
+    def stopped(self) -> Event:
+        """Set when the tasks are to end before they are done, as after Ctrl-C: see `check_goes_on`."""
+        return Event()
+
+    def check_goes_on(self) -> None:
+        """Raise InterruptedError if the task is to end: to be called between two parts of a file."""
+        if self.stopped.is_set():
+            raise InterruptedError("the job has ended before this file was done")
 
 
 class Runner(Protocol):
