@@ -260,11 +260,12 @@ def test_processes_start_where_they_pay_or_protect(
     assert bool(started) == (job != "small")
 
 
-def test_ctrl_c_stops_a_large_file_in_a_thread(tmp_path: Path, kms: dict[str, str]) -> None:
-    """A thread cannot be killed: it stops between two chunks of its file, and the file does not appear."""
+def test_ctrl_c_stops_large_files_in_threads(tmp_path: Path, kms: dict[str, str]) -> None:
+    """A thread cannot be killed: it stops between two chunks of its file, which does not appear."""
     src, dataset = write_tree(tmp_path / "src", {"1": b"small"}), tmp_path / "dataset"
-    with open(src / "2", "wb") as file:
-        file.truncate(1 << 30)  # some tenths of a second
+    for name in "23":
+        with open(src / name, "wb") as file:
+            file.truncate(1 << 29)  # some tenths of a second
 
     def interrupt(rows: list[Row]) -> None:
         (row,) = rows  # of the small file

@@ -115,7 +115,7 @@ class Recorded:
     """A context, and the work of its tasks, which notes what is in work at once, and the threads of large files."""
 
     files_at_once = 8
-    local = False
+    large_at_once = 1
 
     def __init__(self, fault: BaseException | None = None) -> None:
         self.work = self
@@ -218,7 +218,8 @@ def test_bytes_of_an_archive_are_not_mixed(kms: dict[str, str], tmp_path: Path) 
 
 
 def test_an_isolated_file_shares_no_cost() -> None:
-    context = Stores("verify", "1", files_at_once=16)
+    context = Stores("verify", "1", files_at_once=16, urls=("s3://bucket/a",))
+    assert opening_cost(replace(context, urls=("/a",)), 1600) == 1600
     assert opening_cost(context, 1600) == 100
     assert opening_cost(replace(context, isolate=True), 1600) == 1600
 

@@ -196,7 +196,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     return _encrypt(wish, snapshot, found) if found.new else _nothing_new(wish, snapshot, found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _Encryption:
     """The arguments of `encrypt_files`, checked."""
 

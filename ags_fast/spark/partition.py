@@ -16,7 +16,7 @@ from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ags_fast.jobs.engines.base import AnyTask, JobContext
     from ags_fast.jobs.results import Row
@@ -71,7 +71,7 @@ def run_bin(context: JobContext, part: Bin) -> _BinResult:
     context = replace(context, threads=context.threads or task_context.cpus())
     attempt = task_context.attemptNumber() + context.isolate  # the isolated job is itself a second attempt
     if attempt > 1 or context.isolate:  # died twice: a file may be the cause
-        rows = run_isolated(context, part.tasks, attempt)
+        rows: Iterable[Row] = run_isolated(context, part.tasks, attempt)
     else:
         rows = run_files(context, part.tasks, attempt)
     with count_calls() as calls, gathered() as lacks:

@@ -31,7 +31,7 @@ class AnyTask(Protocol):
         """Bytes of work."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class JobContext:
     """What all tasks of a job share. Every worker gets the context, so it pickles and holds no key.
 
@@ -42,6 +42,7 @@ class JobContext:
         threads: The number of threads for one file; None: the engine or the codec decides.
         isolate: Whether to run each file in a process of its own, because one of them kills its worker.
         files_at_once: How many files a worker has in work at once; None: the engine decides.
+        large_at_once: How many of them may have more than 64 MiB; 1: such a file is in work alone.
     """
 
     runner: ClassVar[str]
@@ -51,6 +52,7 @@ class JobContext:
     threads: int | None = field(default=None, kw_only=True)
     isolate: bool = field(default=False, kw_only=True)
     files_at_once: int | None = field(default=None, kw_only=True)
+    large_at_once: int = field(default=1, kw_only=True)
 
     @property
     def work(self) -> Runner:

@@ -45,8 +45,7 @@ class LocalEngine:
             sooner than they start. 0 does everything in the calling process: a file that crashes takes that process
             along.
         files_at_once: How many files a process has in work at once, where they wait for an object store or for a disk
-            (`fsync`). Except for AGS1 streams on local disks, which need little memory, these files have at most 64 MiB
-            together, and a larger one is in work alone.
+            (`fsync`). They have at most 64 MiB together; a larger file is in work alone.
 
     Raises:
         ValueError: `processes` is negative, or `files_at_once` is less than 1.

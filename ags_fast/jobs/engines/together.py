@@ -43,13 +43,15 @@ def with_threads(context: JobContext, tasks: Sequence[AnyTask], cpus: int, most:
     total, largest = sum(task.nbytes for task in tasks), max(task.nbytes for task in tasks)
     busy = context.local and not context.waits and total >= len(tasks) * LONG_NBYTES
     at_once = min(cpus, most) if busy else context.files_at_once or 1
-    count = max(1, min(at_once, total // max(largest, 1)))
-    return replace(context, threads=context.threads or max(1, cpus // count), files_at_once=at_once)
+    count = max(1, min(at_once, cpus, total // max(largest, 1)))
+    # Of an AGS1 stream on a local disk only a chunk is in memory, and its thread looks whether it is to end.
+    large, threads = count if context.local else 1, context.threads or max(1, cpus // count)
+    return replace(context, threads=threads, files_at_once=at_once, large_at_once=large)
 
 
 def opening_cost(context: JobContext, open_cost: int) -> int:
-    """Return the cost of opening a file in a worker, in bytes of work: files that are in work at once share it."""
-    return open_cost if context.isolate else open_cost // (context.files_at_once or 1)
+    """Return the cost of opening a file in a worker, in bytes of work: files share their waits for an object store."""
+    return open_cost if context.isolate or context.local else open_cost // (context.files_at_once or 1)
 
 
 def run_files(context: JobContext, tasks: Sequence[AnyTask], attempt: int = 0) -> Iterator[Row]:
@@ -58,12 +60,10 @@ def run_files(context: JobContext, tasks: Sequence[AnyTask], attempt: int = 0) -
     A request to an object store takes long, whatever the file's size, and so does `fsync`. So `context.files_at_once`
     files are in work, as long as they have at most HELD_NBYTES together in memory.
     """
-    files_at_once = context.files_at_once or 1
-    if files_at_once > 1 and len(tasks) > 1:
+    if (files_at_once := context.files_at_once or 1) > 1 and len(tasks) > 1:
         yield from _together(context, tasks, attempt, files_at_once)
-        return
-    for task in tasks:
-        yield context.work.run_file(context, task, attempt)
+    else:
+        yield from (context.work.run_file(context, task, attempt) for task in tasks)
 
 
 def _together(context: JobContext, tasks: Sequence[AnyTask], attempt: int, files_at_once: int) -> Iterator[Row]:
@@ -71,12 +71,11 @@ def _together(context: JobContext, tasks: Sequence[AnyTask], attempt: int, files
 
     run_file, most = context.work.run_file, files_at_once * AHEAD
     waiting: deque[tuple[Future[Row], int]] = deque()
-    held = 0
+    held, large = 0, context.large_at_once
     pool = ThreadPoolExecutor(files_at_once, "ags_fast-file", **same_counts())
     try:
         for task in tasks:
-            # Of an AGS1 stream on a local disk a chunk is in memory. Such work looks whether it is to end.
-            nbytes = 0 if context.local and context.is_harmless([task]) else task.nbytes
+            nbytes = task.nbytes if large == 1 else min(task.nbytes, HELD_NBYTES // large)
             while waiting and (len(waiting) >= most or held + nbytes > HELD_NBYTES):
                 future, its = waiting.popleft()
                 yield future.result()

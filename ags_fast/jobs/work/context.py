@@ -61,7 +61,7 @@ def encrypted_already(head: bytes) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Context(JobContext):
     """What all tasks of a job on a dataset share. The KMS is given by properties, and data keys are wrapped.
 
