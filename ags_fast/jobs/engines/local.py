@@ -44,8 +44,8 @@ class LocalEngine:
         processes: The number of processes. None: as many as there are usable CPUs, or none for a job that is done
             sooner than they start. 0 does everything in the calling process: a file that crashes takes that process
             along.
-        files_at_once: How many files a process has in work at once, where they wait for an object store or for a disk
-            (`fsync`). They have at most 64 MiB together; a larger file is in work alone.
+        files_at_once: How many files a process has in work at once, where they wait for an object store, for a disk
+            (`fsync`), or for a KMS (single wrap). They have at most 64 MiB together; a larger file is in work alone.
 
     Raises:
         ValueError: `processes` is negative, or `files_at_once` is less than 1.

@@ -105,8 +105,9 @@ class Context(JobContext):
 
     @property
     def waits(self) -> bool:
-        """Whether a task waits longer than it works: for an object store, or until a file is on the disk."""
-        return not self.local or (self.fsync and self.op not in ("verify", "compare"))
+        """Whether a task waits longer than it works: for an object store, a disk, or a KMS that has each file's key."""
+        asks = self.envelope.kms.waits and not all(key.double_wrap for key in self.envelope.entries.values())
+        return asks or not self.local or (self.fsync and self.op not in ("verify", "compare"))
 
     def is_harmless(self, tasks: Sequence[Task]) -> bool:
         """Return whether no task can end the process that runs it, whatever the bytes of its file are.

@@ -139,10 +139,9 @@ def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
 
 
 def _check(context: Context, entry: FileEntry) -> None:
-    if _small_plaintext(context, entry) is not None:
-        return
-    with context.reader(entry) as reader:
-        reader.verify(lambda _: context.check_goes_on())
+    if _small_plaintext(context, entry) is None:
+        with context.reader(entry) as reader:
+            reader.verify(lambda _: context.check_goes_on())
 
 
 def _small_plaintext(context: Context, entry: FileEntry) -> bytes | None:
