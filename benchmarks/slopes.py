@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 FILE = 128 * MIB
 SPARK_SIZES = (GIB, 2 * GIB, 4 * GIB, 8 * GIB)
-LOCAL_SIZES = (GIB // 4, GIB // 2, GIB, 2 * GIB)
+LOCAL_SIZES = (GIB // 8, GIB // 4, GIB // 2, GIB)  # more starts worker processes, which has another intercept
 Work = dict[str, "Callable[[int], float]"]  # by column: the seconds of a job over so many bytes
 
 
