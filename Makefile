@@ -14,10 +14,13 @@ OLD_PYICEBERG := build/pyiceberg-0.11
 # Files about what PyIceberg's releases change: its API, the catalogs and FileIOs that ours derive from, scans, updates.
 PYICEBERG_TESTS := tests/test_iceberg.py $(patsubst %,tests/test_iceberg_%.py,api aws code deletes encrypt hive moving \
 	policy puffin reads rest sql surface updates)
+# What seals and opens: each kind of block, module, page and wrapped key, and the vectors of others.
+KERNEL_TESTS := $(patsubst %,tests/test_%.py,codec core_parquet kernel keys parquet parquet_interop parquet_tamper \
+	parquet_view parquet_write reader vectors writer)
 DOCS := build/docs
 WORKFLOWS := build/workflows
 SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi \
-	ags_fast/_version.py $(wildcard csrc/*.c csrc/*.h)
+	ags_fast/_version.py $(wildcard csrc/*.[ch] csrc/*/*.[ch])
 
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -29,7 +32,7 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run quick test test-more test-long test-pyiceberg nightly coverage bench lint docs man sanitize fuzz wheel wheels lock \
+.PHONY: help run quick test test-more test-long test-kernel test-pyiceberg nightly coverage bench lint docs man sanitize fuzz wheel wheels lock \
 	clean java iceberg-java run-tools test-tools services servers more-servers
 
 help: ## this list
@@ -53,6 +56,9 @@ test-long: test-tools $(VENV)/built java iceberg-java services servers more-serv
 nightly: $(VENV)/built ## the long modes of everything, an hour each: simulator, long tests, fuzzers; shorter: make nightly NIGHTLY_SECONDS=20
 	@.ci/tools gcc fuzzer
 	.ci/nightly $(NIGHTLY_SECONDS)
+
+test-kernel: $(VENV)/built ## the tests of bytes with the AES-GCM of our own, on any x86-64 CPU
+	AGS_FAST_AES=vaes $(PY) -m pytest -n $(WORKERS) $(DIST) --benchmark-disable -m "not slow and not more" $(or $(ARGS),$(KERNEL_TESTS))
 
 test-pyiceberg: $(VENV)/built $(OLD_PYICEBERG)/done java iceberg-java services servers ## the tests of PyIceberg's surface with the PyIceberg before the newest
 	PYTHONPATH=$(CURDIR)/$(OLD_PYICEBERG) $(PY) -P -c 'import pyiceberg; assert pyiceberg.__version__.startswith("0.11."), pyiceberg'
@@ -79,8 +85,8 @@ docs: $(DOCS)/done ## the site of the documentation in build/site, with warnings
 man: $(VENV)/built ## the manual pages in build/man/man1, made from the parsers; look at them by: man -M build/man ags-fast
 	$(VENV)/bin/ags-fast man build/man/man1
 
-sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan and ThreadSanitizer, of gcc and clang
-	@.ci/tools gcc fuzzer
+sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan, ThreadSanitizer, of gcc and clang; secrets' traces
+	@.ci/tools gcc fuzzer valgrind
 	.ci/sanitize
 
 fuzz: $(VENV)/built ## libFuzzer on the paths that open streams and Parquet files; longer: make fuzz FUZZ_SECONDS=1800

@@ -1,7 +1,8 @@
 """Builds ags_fast._core: Cython over csrc/ over libcrypto. Everything declarative is in pyproject.toml.
 
-AES-GCM in OpenSSL 3.5 is more than twice as fast as in 3.0 (VAES, AVX-512), so a libcrypto older than 3.5 is not
-good enough: then OpenSSL 3.5 LTS is built (libcrypto only, static) and cached outside the tree for later builds.
+AES-GCM in OpenSSL 3.5 is more than twice as fast as in 3.0 on CPUs with VAES and AVX-512, so a libcrypto older than
+3.5 is not good enough: then OpenSSL 3.5 LTS is built (libcrypto only, static) and cached outside the tree for later
+builds.
 
     AGS_FAST_OPENSSL=system     use the system's libcrypto (3.0 or newer), build none
     AGS_FAST_OPENSSL=bundled    use the static one, whatever the system has
@@ -396,7 +397,7 @@ CORE = Extension(
         "ags_fast/_core_parquet.pxi",
         "ags_fast/_core_avro.pxi",
         "csrc/exports.map",
-        *sorted(str(p) for p in Path("csrc").glob("*.[ch]")),
+        *sorted(str(p) for p in Path("csrc").rglob("*.[ch]")),
     ],
 )
 
@@ -454,7 +455,7 @@ class BuildExt(build_ext):
         """Like build_ext's, but csrc is compiled apart, with stricter flags."""
         if self.force or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name)):
             ext.extra_objects = self.compiler.compile(
-                sorted(str(p) for p in Path("csrc").glob("*.c")),
+                sorted(str(p) for p in Path("csrc").rglob("*.c")),
                 output_dir=self.build_temp,
                 macros=ext.define_macros,
                 include_dirs=ext.include_dirs,

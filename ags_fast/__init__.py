@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ags_fast._core import openssl_version
+    from ags_fast._core import crypto, openssl_version
     from ags_fast._version import __version__
     from ags_fast.ags1 import AgsCodec, encrypted_length, plaintext_length
     from ags_fast.dataset.dataset import Dataset
@@ -51,6 +51,7 @@ __all__ = [
     "UnknownOutcomeError",
     "UnsupportedChangeError",
     "__version__",
+    "crypto",
     "encrypted_length",
     "open",
     "openssl_version",
@@ -59,7 +60,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_core": ("openssl_version",),
+    "_core": ("crypto", "openssl_version"),
     "_version": ("__version__",),
     "ags1": ("AgsCodec", "encrypted_length", "plaintext_length"),
     "dataset.dataset": ("Dataset",),

@@ -3,6 +3,7 @@
 ``python -P -m ags_fast`` is the same command. Without ``-P`` Python imports from the current directory first.
 """
 
+import gc
 import os
 import sys
 
@@ -17,6 +18,7 @@ def main() -> int:
             signal(number, _leave)
     # pyarrow imports numpy, whose OpenBLAS starts threads that spin for 45 ms. Commands, and their workers, use none.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.set_threshold(20_000)  # most of what a command makes are modules, which stay
     from ags_fast.cli import command
 
     return command()

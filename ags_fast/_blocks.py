@@ -158,8 +158,7 @@ class OpenBlocks(Cursor):
         block, begin = divmod(offset, self._block_size)
         # The short way to a part of one block.
         if not steady and size < self._block_size and begin + size <= self._block_size:
-            part = self._cached(block)
-            if part is None:
+            if (part := self._cached(block)) is None:
                 self._hot = NOTHING
                 part = self._open_span(block, 1, None)
                 self._keep(block, part)
@@ -304,8 +303,7 @@ class OpenBlocks(Cursor):
         hot = self._hot
         if hot.offset <= block * self._block_size < hot.offset + len(hot.data):
             return hot
-        span = self._cache.pop(block, None)
-        if span is not None:
+        if (span := self._cache.pop(block, None)) is not None:
             self._cache[block] = span  # the most recently used is last
         return span
 

@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 from os import PathLike
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 from typing_extensions import Buffer
 
@@ -330,4 +330,12 @@ AVRO_ENUM: int
 
 def avro_pick(program: Buffer, data: Buffer, records: int, slots: int) -> bytes: ...
 def openssl_version() -> str: ...
+
+class Crypto(NamedTuple):
+    library: str
+    version: str
+    kernel: str
+    fips: bool
+
+def crypto() -> Crypto: ...
 def libcrypto_cpu() -> str | None: ...

@@ -20,7 +20,9 @@ from libc.string cimport memchr, memcpy, memset
 from ags_fast._agsf cimport *
 
 import os as _os
+import warnings as _warnings
 from _thread import RLock as _RLock
+from collections import namedtuple as _namedtuple
 
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyLimitError
 
@@ -954,8 +956,29 @@ def libcrypto_cpu():
 
 libcrypto_bundled = bool(AGSF_LIBCRYPTO_BUNDLED)
 
-if agsf_library_init() != AGSF_OK:
+Crypto = _namedtuple("Crypto", "library version kernel fips", module=__name__)
+Crypto.__doc__ = "What does the cryptography in this process. See `crypto`."
+
+
+def crypto():
+    """Return what does the cryptography in this process.
+
+    `library` and `version` are libcrypto's, such as "OpenSSL" and "3.5.4". `kernel` does AES-GCM: "openssl" for
+    libcrypto's own code, or "vaes128", "vaes256" or "vaes512" for the code of this package, by the width of its vectors in
+    bits; short messages only, where libcrypto is faster with long ones. `fips` is whether libcrypto is configured for
+    FIPS algorithms only. The environment variable AGS_FAST_AES chooses the kernel: auto, openssl or vaes.
+    """
+    library, version = openssl_version().split()[:2]
+    return Crypto(library, version, agsf_aes_kernel().decode(), bool(agsf_fips()))
+
+
+cdef agsf_status _began = agsf_library_init()
+if _began == AGSF_BAD_ARGUMENT:
+    raise ImportError("the environment variable AGS_FAST_AES must be auto, openssl or vaes")
+if _began != AGSF_OK:
     raise ImportError(f"libcrypto cannot be used: it lacks AES-GCM, SHA-256 or random numbers ({openssl_version()})")
+if agsf_aes_complaint() != NULL:
+    _warnings.warn(agsf_aes_complaint().decode(), RuntimeWarning)
 
 
 def _end_idle_threads():

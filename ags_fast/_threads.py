@@ -33,8 +33,8 @@ def _spark_task_cpus() -> int | None:
     # Looked up, never imported: where a task runs, PySpark is imported already. A task must not take all CPUs of the
     # machine, because one task a CPU runs beside it.
     module = sys.modules.get("pyspark.taskcontext")
-    task = module.TaskContext.get() if module is not None else None
-    return task.cpus() if task is not None else None
+    task = module and module.TaskContext.get()
+    return task.cpus() if task else None
 
 
 _known: tuple[int, int] | None = None  # process id and number of CPUs, as found by that process
@@ -61,6 +61,5 @@ def _cgroup_cpus() -> int | None:
                 period = file.read().strip()
         except OSError:
             return None
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:  # "max" or -1: no limit
-        return None
-    return -(-int(quota) // int(period))
+    limited = quota.isdigit() and period.isdigit() and int(period) > 0  # not "max" or -1
+    return -(-int(quota) // int(period)) if limited else None

@@ -52,8 +52,7 @@ def warning(part: str, text: str, *values: object) -> None:
 
 
 def _log(level: int, part: str, text: str, values: tuple[object, ...]) -> None:
-    logging = sys.modules.get("logging")
-    if logging is not None:
+    if (logging := sys.modules.get("logging")) is not None:
         logger = logging.getLogger(f"ags_fast.{part}")
         if not logger.handlers:  # so that Python prints no warning of a program that has set up no log
             logger.addHandler(logging.NullHandler())

@@ -7,13 +7,11 @@ import json
 import os
 import platform
 import re
-import shutil
 import sys
-import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cryptography.hazmat.backends.openssl import backend as cryptography_backend
 
@@ -34,12 +32,9 @@ from benchmarks import (
     slopes,
     start,
 )
-from benchmarks.limit import LimitError
-from benchmarks.measure import COLUMNS, Group, Row, SkippedError, speed, use_bytecode, warn_if_busy
+from benchmarks.evp import EvpError
+from benchmarks.measure import TITLES, Group, Row, SkippedError, speed, use_bytecode, warn_if_busy
 from benchmarks.targets import TARGETS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 GROUPS = (
     cases.GROUPS
@@ -55,7 +50,6 @@ GROUPS = (
     | start.GROUPS
     | clients.GROUPS
 )
-TITLES = {"limit": "limit", "naive": "naive", "best": "best Py", "pycryptodome": "pycrypt.", "ours": "ours"}
 
 
 def main() -> int:
@@ -69,8 +63,8 @@ def main() -> int:
     output = Path(options.output)
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = [n for n in (1, 2, 4, 8, 16, 32, 64) if n < usable] + [usable]
-    with scratch_folder() as scratch:
-        bench = cases.Bench(output, scratch, threads, options.quick)
+    with cases.scratch_folder() as scratch:
+        bench = cases.Bench(output, scratch, threads, 4 if options.quick else 1)
         chosen = choose(
             {name: make(bench) for name, make in GROUPS.items()},
             options.only,
@@ -84,7 +78,7 @@ def main() -> int:
         rounds = options.repeat or (5 if options.quick else 21)
         try:
             about = describe(bench, rounds)
-        except LimitError as error:
+        except EvpError as error:
             print(f"benchmarks: {error}", file=sys.stderr)
             return 2
         print("\n".join(f"{key:12} {value}" for key, value in about.items()))
@@ -124,14 +118,6 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    shm = Path("/dev/shm")
-    memory = shm if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 2 << 30 else None
-    with tempfile.TemporaryDirectory(prefix="ags_fast-", dir=memory) as folder:
-        yield Path(folder)
-
-
 def choose(groups: dict[str, Group], pattern: str) -> dict[str, Group]:
     chosen = {}
     for name, group in groups.items():
@@ -154,7 +140,7 @@ def describe(bench: cases.Bench, rounds: int) -> dict[str, Any]:
         )
     size = 64 << 20
     out, data = cases.touched(size), cases.touched(size)
-    copy = size / min(bench.limit.copy(out, data) for _ in range(9)) / 1e9
+    copy = size / min(bench.evp.copy(out, data) for _ in range(9)) / 1e9
     return {
         "ags_fast": f"{ags_fast.__version__}, {libcrypto_text()}",
         "cryptography": f"{version('cryptography')}, {cryptography_backend.openssl_version_text()}",
@@ -175,7 +161,8 @@ def run(groups: dict[str, Group], rounds: int) -> list[Row]:
     rows = []
     for name, group in groups.items():
         print(f"\n{name}: {group.about}")
-        print(f"{'':47}" + "".join(f"{TITLES[c]:>9}" for c in COLUMNS) + f"{'ours/limit':>16}{'ours/best Py':>16}")
+        titles = "".join(f"{title:>9}" for title in TITLES.values())
+        print(f"{'':47}{titles}{'ours/EVP, beside':>18}{'ours/best Py':>16}")
         for case in group.cases:
             try:
                 with case.prepare() as contest:
@@ -191,15 +178,15 @@ def run(groups: dict[str, Group], rounds: int) -> list[Row]:
 
 def format_row(row: Row) -> str:
     text = f"  {row.label:<40}{row.unit:>5}"
-    for column in COLUMNS:
+    for column in TITLES:
         value = row.shown(column)
         text += " " * 9 if value is None else f"{value:9.{2 if value < 100 else 0}f}"
-    for column in ("limit", "best"):
+    for column, width in (("loop" if "loop" in row.samples else "beside", 18), ("best", 16)):
+        ratio = ""
         if column in row.samples and "ours" in row.samples:
             best, median = speed(row.samples["ours"], row.samples[column])
-            text += f"{best:8.2f} ({median:.2f})".rjust(16)
-        else:
-            text += " " * 16
+            ratio = f"{best:.2f} ({median:.2f})"
+        text += ratio.rjust(width)
     return text.rstrip()
 
 

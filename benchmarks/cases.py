@@ -6,21 +6,24 @@ import functools
 import io
 import os
 import random
+import shutil
+import tempfile
 import time
 from array import array
 from collections import deque
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
-from benchmarks.limit import Limit
-from benchmarks.measure import Case, Contest, Group, Row, Run
+from benchmarks.evp import Evp, EvpError
+from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+from benchmarks.ring_peer import Ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PREFIX = b"benchmarks/00000"  # as long as the AAD prefixes that Iceberg makes
 MIB = 1 << 20
@@ -30,19 +33,38 @@ KEYS = (b"k" * 16, b"k" * 32)
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how much. threads: how many to measure with, 1 first. scratch: a folder in memory, if there is one."""
+    """Where and how much. threads: how many to measure with, 1 first. scratch: a folder in memory, if there is one.
+
+    part: the data are a whole, or a half, a quarter and so on: 1, 2, 4. What is whole is for claims.
+    """
 
     build: Path
     scratch: Path
     threads: list[int]
-    quick: bool
+    part: int = 1
+
+    @property
+    def quick(self) -> bool:
+        return self.part > 1
 
     @functools.cached_property
-    def limit(self) -> Limit:
-        return Limit(self.build)
+    def evp(self) -> Evp:
+        return Evp(self.build)
+
+    @functools.cached_property
+    def ring(self) -> Ring:
+        return Ring(self.build)
 
     def size(self, nbytes: int) -> int:
-        return nbytes // 4 if self.quick else nbytes
+        return nbytes // self.part
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    shm = Path("/dev/shm")
+    memory = shm if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 2 << 30 else None
+    with tempfile.TemporaryDirectory(prefix="ags_fast-", dir=memory) as folder:
+        yield Path(folder)
 
 
 def size_name(nbytes: int) -> str:
@@ -76,9 +98,9 @@ def nothing(function: Callable[..., object], *args: object, **named: object) -> 
     return run
 
 
-def contest(row: Row, runs: dict[str, Run], calls: int) -> Contest:
+def contest(row: Row, runs: dict[str, Run], calls: int, check: Callable[[str], bool] = lambda column: True) -> Contest:
     """For one row."""
-    return Contest([row], {(row.name, column): run for column, run in runs.items()}, calls)
+    return Contest([row], {(row.name, column): run for column, run in runs.items()}, calls, check)
 
 
 # ---- codec
@@ -117,8 +139,8 @@ def between_buffers(bench: Bench, name: str, what: str, block: int, key: bytes) 
             ours = AgsCodec(key, aad_prefix=PREFIX, block_size=block, threads=n)
             call = ours.encrypt_into if sealing else functools.partial(ours.decrypt_into, length=len(stream))
             plain = data if sealing else opened
-            loop = bench.limit.loop(key, PREFIX, block, plain, stream=stream, nonces=nonces, threads=n)
-            runs[row.name, "limit"] = loop
+            loop = bench.evp.loop(key, PREFIX, block, plain, stream=stream, nonces=nonces, threads=n)
+            runs[row.name, "loop"] = loop
             runs[row.name, "best"] = functools.partial(getattr(best, what), source, target)
             runs[row.name, "ours"] = nothing(call, source, target)
         if sealing:
@@ -129,18 +151,54 @@ def between_buffers(bench: Bench, name: str, what: str, block: int, key: bytes) 
         if len(key) == 16 and block in (4 << 10, MIB):  # once with small blocks, once with large: it is slow
             pycryptodome = getattr(peers, f"pycryptodome_{what}")
             runs[rows[0].name, "pycryptodome"] = functools.partial(pycryptodome, key, PREFIX, block, source, target)
+            plain = data if sealing else opened
+            runs[rows[0].name, "ring"] = lambda: bench.ring.run(key, PREFIX, block, plain, stream, nonces)
 
         def check(column: str) -> bool:
-            if column == "naive":  # the tests look at what it returns
-                return True
+            if column == "naive":  # it has returned what it made
+                if sealing:
+                    return peers.naive_decrypt(key, PREFIX, peers.naive_encrypt(key, PREFIX, block, data)) == data
+                return peers.naive_decrypt(key, PREFIX, stream) == data
             if sealing:
-                stream[:8] = peers.header(block)  # which the bare loop leaves out
+                stream[:8] = peers.header(block)  # which the EVP loop and ring leave out
                 ours.decrypt_into(stream, opened, length=len(stream))
             right = opened == data
             target[:] = bytes(len(target))
             return right
 
         yield Contest(rows, runs, check=check)
+
+
+def ports(bench: Bench) -> Group:
+    cases = [
+        Case(f"ports/{what}", functools.partial(beside_ports, bench, what)) for what in ("encrypt_into", "decrypt_into")
+    ]
+    return Group("AES-128, blocks of 1 MiB, 1 thread; beside: the same number of instructions of AES and CLMUL", cases)
+
+
+@contextmanager
+def beside_ports(bench: Bench, what: str) -> Iterator[Contest]:
+    try:
+        _, bits = bench.evp.ports(BLOCK)
+    except EvpError as error:
+        raise SkippedError(str(error)) from None
+    data = random_data(bench.size(64 * MIB))
+    codec = AgsCodec(KEYS[0], aad_prefix=PREFIX, threads=1)
+    stream, opened = bytearray(codec.encrypt(data)), touched(len(data))
+    ours = nothing(codec.encrypt_into, data, stream)
+    if what == "decrypt_into":
+        ours = nothing(codec.decrypt_into, stream, opened, length=len(stream))
+    rows = [
+        Row(f"ports/{what}/cpu", f"{what}; this CPU's ports, {bits} bits", nbytes=len(data)),
+        Row(f"ports/{what}/memcpy", f"{what}; memcpy", nbytes=len(data)),
+    ]
+    runs: dict[tuple[str, str], Run] = {
+        (rows[0].name, "ours"): ours,
+        (rows[0].name, "beside"): lambda: bench.evp.ports(len(data))[0],
+        (rows[1].name, "beside"): lambda: bench.evp.copy(opened, data),
+    }
+    rows[0].samples["ours"] = rows[1].samples["ours"] = []
+    yield Contest(rows, runs)
 
 
 def whole(bench: Bench) -> Group:
@@ -197,7 +255,9 @@ def read(bench: Bench) -> Group:
         for key in KEYS:
             name = f"read/{short(chunk)}/aes-{8 * len(key)}"
             cases.append(Case(name, functools.partial(read_in_sequence, bench, name, key, size, chunk)))
-    return Group(f"{size_name(size)} from the page cache with readinto, from first to last; limit: C with pread", cases)
+    return Group(
+        f"{size_name(size)} from the page cache with readinto, from first to last; EVP loop: with pread", cases
+    )
 
 
 @contextmanager
@@ -206,25 +266,38 @@ def read_in_sequence(bench: Bench, name: str, key: bytes, size: int, chunk: int)
     buffer = touched(chunk)
     rows: list[Row] = []
     runs: dict[tuple[str, str], Run] = {}
+    windows: dict[str, list[memoryview]] = {"ours": [memoryview(buffer)], "loop": [], "best": []}
+    last: deque[bytes] = deque(maxlen=1)  # block that naive Python read
+
+    def check(column: str) -> bool:
+        """Whether the last block is in its place in some thread's window, in which the others were before."""
+        block = memoryview(random_data(64 * MIB))[(size - BLOCK) % (64 * MIB) :][:BLOCK]
+        if column == "naive":
+            return last.pop() == block
+        right = any(window[(size - BLOCK) % len(window) :][:BLOCK] == block for window in windows[column])
+        for window in windows[column]:
+            window[:] = bytes(len(window))
+        return right
+
     with ExitStack() as stack:
         file = stack.enter_context(open(path, "rb", buffering=0))
         for n in bench.threads:
             row = Row(f"{name}/{n}t", f"{size_name(chunk)} reads, AES-{8 * len(key)}, {threads_name(n)}", nbytes=size)
             window = max(BLOCK, chunk // n // BLOCK * BLOCK)
-            loop = bench.limit.loop(
-                key, PREFIX, BLOCK, touched(window * n), plain_length=size, window=window, threads=n
-            )
+            opened = touched(window * n)
+            windows["loop"] += [memoryview(opened)[i * window : (i + 1) * window] for i in range(n)]
+            loop = bench.evp.loop(key, PREFIX, BLOCK, opened, plain_length=size, window=window, threads=n)
             best = peers.BestPython(key, PREFIX, BLOCK, n)
             stack.callback(best.close)
             reader = stack.enter_context(AgsReader(path, key, length=length, aad_prefix=PREFIX, threads=n))
-            runs[row.name, "limit"] = functools.partial(loop, file.fileno())
-            runs[row.name, "best"] = functools.partial(
-                best.read, file.fileno(), size, [touched(window) for _ in range(n)]
-            )
+            runs[row.name, "loop"] = functools.partial(loop, file.fileno())
+            mine = [touched(window) for _ in range(n)]
+            windows["best"] += map(memoryview, mine)
+            runs[row.name, "best"] = functools.partial(best.read, file.fileno(), size, mine)
             runs[row.name, "ours"] = functools.partial(read_all, reader, buffer)
             rows.append(row)
-        runs[rows[0].name, "naive"] = nothing(lambda: deque(peers.naive_read(path, key, PREFIX), maxlen=0))
-        yield Contest(rows, runs)
+        runs[rows[0].name, "naive"] = nothing(lambda: last.extend(peers.naive_read(path, key, PREFIX)))
+        yield Contest(rows, runs, check=check)
 
 
 def read_all(reader: io.RawIOBase, buffer: bytearray) -> None:
@@ -238,7 +311,7 @@ def random_reads(bench: Bench) -> Group:
     for block in (64 << 10, MIB):
         name = f"random/4KiB/{short(block)}"
         cases.append(Case(name, functools.partial(read_at_random, bench, name, block)))
-    return Group("4 KiB from anywhere, which opens a whole block; limit: C with pread", cases)
+    return Group("4 KiB from anywhere, which opens a whole block; EVP loop: with pread", cases)
 
 
 @contextmanager
@@ -249,7 +322,7 @@ def read_at_random(bench: Bench, name: str, block: int) -> Iterator[Contest]:
     offsets = [dice.randrange(size // 4096) * 4096 for _ in range(reads)]
     order = array("I", [offset // block for offset in offsets])
     row = Row(f"{name}/1t", f"blocks of {size_name(block)}, AES-128", "us")
-    loop = bench.limit.loop(key, PREFIX, block, touched(block), plain_length=size, window=block, order=order)
+    loop = bench.evp.loop(key, PREFIX, block, touched(block), plain_length=size, window=block, order=order)
     with (
         open(path, "rb", buffering=0) as file,
         AgsReader(path, key, length=length, aad_prefix=PREFIX, threads=1) as reader,
@@ -265,7 +338,7 @@ def read_at_random(bench: Bench, name: str, block: int) -> Iterator[Contest]:
                 best.seek(offset)
                 best.read(4096)
 
-        yield contest(row, {"limit": functools.partial(loop, file.fileno()), "best": python, "ours": ours}, reads)
+        yield contest(row, {"loop": functools.partial(loop, file.fileno()), "best": python, "ours": ours}, reads)
 
 
 def cached(bench: Bench) -> Group:
@@ -277,7 +350,7 @@ def cached(bench: Bench) -> Group:
     }.items():
         path = f"cached/{name.replace(' ', '-')}"
         cases.append(Case(path, functools.partial(read_again, bench, path, name, offsets)))
-    return Group("read_at of 100 bytes in an open block; limit: seek and read of the plain file, buffered", cases)
+    return Group("read_at of 100 bytes in an open block; beside: seek and read of the plain file, buffered", cases)
 
 
 @contextmanager
@@ -304,7 +377,7 @@ def read_again(bench: Bench, name: str, label: str, offsets: list[int]) -> Itera
                 read(100)
 
         runs: dict[str, Run] = {
-            "limit": functools.partial(seek_and_read, file),
+            "beside": functools.partial(seek_and_read, file),
             "best": functools.partial(seek_and_read, best),
             "ours": ours,
         }
@@ -318,7 +391,9 @@ def write(bench: Bench) -> Group:
         for key in KEYS:
             name = f"write/{short(chunk)}/aes-{8 * len(key)}"
             cases.append(Case(name, functools.partial(write_in_chunks, bench, name, key, size, chunk)))
-    return Group(f"{size_name(size)} to a new file; limit: C with pwrite, a block at a time, as the best Python", cases)
+    return Group(
+        f"{size_name(size)} to a new file; EVP loop: with pwrite, a block at a time, as the best Python", cases
+    )
 
 
 @contextmanager
@@ -345,20 +420,27 @@ def write_in_chunks(bench: Bench, name: str, key: bytes, size: int, chunk: int) 
         with open(path, "wb", buffering=0) as file:
             best.write(file.fileno(), data)
 
+    def check(column: str) -> bool:
+        sealed = bytearray((bench.scratch / "loop" if column == "loop" else path).read_bytes())
+        if column == "loop":
+            sealed[:8] = peers.header(BLOCK)  # which the EVP loop leaves out
+        path.unlink(missing_ok=True)
+        return AgsCodec(key, aad_prefix=PREFIX).decrypt(sealed, length=encrypted_length(size)) == data
+
     with ExitStack() as stack:
-        file = stack.enter_context(open(bench.scratch / "limit", "wb", buffering=0))
+        file = stack.enter_context(open(bench.scratch / "loop", "wb", buffering=0))
         for n in bench.threads:
             row = Row(f"{name}/{n}t", f"{size_name(chunk)} writes, AES-{8 * len(key)}, {threads_name(n)}", nbytes=size)
             best = peers.BestPython(key, PREFIX, BLOCK, n)
             stack.callback(best.close)
-            loop = bench.limit.loop(key, PREFIX, BLOCK, data, nonces=nonces, threads=n)
-            runs[row.name, "limit"] = functools.partial(loop, file.fileno())
+            loop = bench.evp.loop(key, PREFIX, BLOCK, data, nonces=nonces, threads=n)
+            runs[row.name, "loop"] = functools.partial(loop, file.fileno())
             runs[row.name, "best"] = functools.partial(fresh, functools.partial(python, best))
             runs[row.name, "ours"] = functools.partial(fresh, functools.partial(ours, n))
             rows.append(row)
         naive = functools.partial(peers.naive_write, str(path), key, PREFIX, BLOCK, memoryview(data))
         runs[rows[0].name, "naive"] = functools.partial(fresh, naive)
-        yield Contest(rows, runs)
+        yield Contest(rows, runs, check=check)
 
 
 def small(bench: Bench) -> Group:
@@ -374,27 +456,39 @@ def open_read_close(bench: Bench, name: str, key: bytes) -> Iterator[Contest]:
     calls, size = 100, 8 << 10
     path, length = stream_file(bench, key, size)
     row = Row(f"{name}/1t", f"AES-{8 * len(key)}", "us")
-    loop = bench.limit.loop(key, PREFIX, BLOCK, touched(size), plain_length=size)
+    opened = touched(size)
+    loop = bench.evp.loop(key, PREFIX, BLOCK, opened, plain_length=size)
+    got: bytes | bytearray = b""
+
+    def bare() -> float:
+        nonlocal got
+        got = opened
+        return loop.small(path, calls)
 
     def ours() -> None:
+        nonlocal got
         for _ in range(calls):
             with AgsReader(path, key, length=length, aad_prefix=PREFIX) as reader:
-                reader.read()
+                got = reader.read()
 
     def python() -> None:
+        nonlocal got
         for _ in range(calls):
             with peers.PythonReader(path, key, length=length, aad_prefix=PREFIX) as reader:
-                reader.read()
+                got = reader.read()
 
     def naive() -> None:
+        nonlocal got
         for _ in range(calls):
-            b"".join(peers.naive_read(path, key, PREFIX))
+            got = b"".join(peers.naive_read(path, key, PREFIX))
 
-    yield contest(row, {"limit": lambda: loop.small(path, calls), "naive": naive, "best": python, "ours": ours}, calls)
+    runs: dict[str, Run] = {"loop": bare, "naive": naive, "best": python, "ours": ours}
+    yield contest(row, runs, calls, lambda column: got == random_data(64 * MIB)[:size])
 
 
 GROUPS: dict[str, Callable[[Bench], Group]] = {
     "codec": codec,
+    "ports": ports,
     "whole": whole,
     "read": read,
     "random": random_reads,

@@ -37,9 +37,9 @@ from ags_fast.keys.cache import clear_cache
 from ags_fast.spark import SparkEngine
 from benchmarks import peers
 from benchmarks.cases import MIB, Bench, nothing, random_data, size_name
+from benchmarks.evp import ROOT
 from benchmarks.jobs import room_for
 from benchmarks.keystore import MASTER_KEY, keystore
-from benchmarks.limit import ROOT
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
 from benchmarks.plain_jobs import plain_copy, plain_decrypt, plain_encrypt, plain_job, plain_plan, plain_verify
 from benchmarks.session import SetupError, java_version, spark_session
@@ -75,7 +75,9 @@ def datasets(bench: Bench) -> Group:
         Case("datasets/one", functools.partial(one_tiny_file, bench), rounds=1 / 3),
         Case("datasets/memory", functools.partial(memory_of_one_file, bench, ones), rounds=0),
     ]
-    return Group("jobs, a task or process for each core; limit: see the row; best Py: the job over cryptography", cases)
+    return Group(
+        "jobs, a task or process for each core; beside: see the row; best Py: the job over cryptography", cases
+    )
 
 
 # ---- trees, and a session
@@ -158,7 +160,7 @@ def encrypt_large_files(bench: Bench, count: int, size: int) -> Iterator[Contest
     with workspace(bench, "large") as folder, session_in(folder) as session:
         source, out = make_tree(folder / "source", count, size), folder / "out"
         kms, engine = keystore(folder), SparkEngine(session)
-        row = Row("datasets/spark/encrypt", f"Spark, {count} x {size_name(size)}; limit: copy", nbytes=count * size)
+        row = Row("datasets/spark/encrypt", f"Spark, {count} x {size_name(size)}; beside: copy", nbytes=count * size)
 
         def plain(task: Callable[..., Iterator[int]]) -> float:
             shutil.rmtree(out, ignore_errors=True)
@@ -166,7 +168,7 @@ def encrypt_large_files(bench: Bench, count: int, size: int) -> Iterator[Contest
             return taken(lambda: plain_job(session, task, plan))
 
         runs: dict[tuple[str, str], Run] = {
-            (row.name, "limit"): lambda: plain(plain_copy),
+            (row.name, "beside"): lambda: plain(plain_copy),
             (row.name, "best"): lambda: plain(plain_encrypt),
             (row.name, "ours"): lambda: fresh(out, lambda: encrypt(source, out, kms, engine)),
         }
@@ -185,10 +187,10 @@ def verify_large_files(bench: Bench, sizes: list[tuple[int, int]]) -> Iterator[C
             source, dataset, sealed = (folder / f"{what}-{name.replace('/', '-')}" for what in ("of", "ours", "plain"))
             make_tree(source, count, size, linked=True)
             encrypt(source, dataset, kms, engine)
-            label = f"Spark, {count} x {size_name(size)}; limit: 2 x one"
+            label = f"Spark, {count} x {size_name(size)}; beside: 2 x one"
             rows.append(Row(name, label, nbytes=count * size))
             local = worker_loop(dataset, kms, "verify")
-            runs[name, "limit"] = functools.partial(lambda local: taken(local) / 2, local)
+            runs[name, "beside"] = functools.partial(lambda local: taken(local) / 2, local)
             if len(rows) == 1:  # once: it takes as much memory again
                 plan = plain_plan(source, sealed)
                 sum(plain_encrypt(plan))
@@ -229,10 +231,10 @@ def tree_of_large_files(bench: Bench, count: int, size: int) -> Iterator[Contest
     with workspace(bench, "local") as folder:
         source = make_tree(folder / "source", count, size)
         kms, out = keystore(folder), folder / "out"
-        row = Row("datasets/local/encrypt", f"local engine, {what}; limit: cp -r", nbytes=count * size)
+        row = Row("datasets/local/encrypt", f"local engine, {what}; beside: cp -r", nbytes=count * size)
         cp = ["cp", "-r", str(source), str(out)]
         runs: dict[tuple[str, str], Run] = {
-            (row.name, "limit"): lambda: fresh(out, lambda: subprocess.run(cp, check=True)),
+            (row.name, "beside"): lambda: fresh(out, lambda: subprocess.run(cp, check=True)),
             (row.name, "ours"): lambda: fresh(out, lambda: encrypt(source, out, kms, LocalEngine())),
         }
         yield Contest([row], runs)
@@ -261,7 +263,7 @@ def small_files(bench: Bench, count: int) -> Iterator[Contest]:
             return taken(work)
 
         runs: dict[tuple[str, str], Run] = {
-            (names[0], "limit"): lambda: without_files(sealed, lambda: sum(plain_copy(plan))),
+            (names[0], "beside"): lambda: without_files(sealed, lambda: sum(plain_copy(plan))),
             (names[0], "best"): lambda: without_files(sealed, lambda: sum(plain_encrypt(plan))),
             (names[0], "ours"): lambda: without_files(dataset, ours["encrypt"]),
             (names[1], "best"): lambda: sealed_first(lambda: sum(plain_verify(plan))),
@@ -295,7 +297,7 @@ def small_files_on_spark(bench: Bench, count: int) -> Iterator[Contest]:
             return fresh(out, lambda: plain_job(session, task, plain_plan(source, out)))
 
         runs: dict[tuple[str, str], Run] = {
-            (names[0], "limit"): lambda: written(plain_copy),
+            (names[0], "beside"): lambda: written(plain_copy),
             (names[0], "best"): lambda: written(plain_encrypt),
             (names[0], "ours"): lambda: fresh(out, lambda: encrypt(source, out, kms, engine)),
             (names[1], "best"): lambda: taken(lambda: plain_job(session, plain_verify, plan)),
@@ -406,16 +408,16 @@ def memory_of_one_file(bench: Bench, sizes: list[int]) -> Iterator[Contest]:
             folder = Path(stack.enter_context(name))
             encrypt(make_tree(folder / "source", 1, size), folder / "dataset", keystore(folder), None)
             shutil.rmtree(folder / "source")
-            row = Row(f"datasets/memory/{size >> 20}MiB", f"decrypt {size_name(size)}; limit: binaryFile", "MiB")
+            row = Row(f"datasets/memory/{size >> 20}MiB", f"decrypt {size_name(size)}; beside: binaryFile", "MiB")
             rows.append(row)
             runs[row.name, "ours"] = functools.partial(_peak, "ours", folder)
-            if "limit" not in (column for _, column in runs):  # of the largest file that it survives
+            if "beside" not in (column for _, column in runs):  # of the largest file that it survives
                 try:
                     _peak("recipe", folder)
                 except JobDiedError as error:
                     print(f"  the binaryFile recipe of {size_name(size)} dies with a heap of {HEAP}: {error}")
                 else:
-                    runs[row.name, "limit"] = functools.partial(_peak, "recipe", folder)
+                    runs[row.name, "beside"] = functools.partial(_peak, "recipe", folder)
         yield Contest(rows, runs)
 
 

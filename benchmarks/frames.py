@@ -51,7 +51,7 @@ def frames(bench: Bench) -> Group:
         Case("frames/files", functools.partial(files, bench), rounds=1 / 2),
     ]
     return Group(
-        "DataFrames and files of an encrypted dataset; limit: a Python data source, or the call, on plaintext; naive: "
+        "DataFrames and files of an encrypted dataset; beside: a Python data source, or the call, on plaintext; naive: "
         "Spark's own on plaintext, or mapPartitions over fastavro; best Py: Spark's own on encrypted Parquet",
         cases,
     )
@@ -105,7 +105,7 @@ def reading(bench: Bench) -> Iterator[Contest]:
         spark.dataSource.register(PlainParquet)
         runs: dict[str, Run] = {
             "ours": nothing(lambda: drained(spark.read.format("ags_parquet").options(**kms).load(dataset))),
-            "limit": nothing(lambda: drained(spark.read.format("plain_parquet").load(str(plain)))),
+            "beside": nothing(lambda: drained(spark.read.format("plain_parquet").load(str(plain)))),
             "naive": nothing(lambda: drained(spark.read.parquet(str(plain)))),
         }
         if classes is not None:
@@ -148,7 +148,7 @@ def writing(bench: Bench) -> Iterator[Contest]:
             os.mkdir(path)
             save(frame, "plain_parquet", path)
 
-        runs = {"ours": into(ours), "limit": into(plain), "naive": into(frame.write.parquet)}
+        runs = {"ours": into(ours), "beside": into(plain), "naive": into(frame.write.parquet)}
         row = Row("frames/write/append", "Spark writes Parquet", nbytes=source.stat().st_size)
         yield contest(row, runs, 1)
 
@@ -172,7 +172,7 @@ def avro(bench: Bench) -> Iterator[Contest]:
         spark.dataSource.register(PlainAvro)
         runs = {
             "ours": nothing(lambda: drained(spark.read.format("ags_avro").options(**kms).load(dataset))),
-            "limit": nothing(lambda: drained(spark.read.format("plain_avro").load(str(plain)))),
+            "beside": nothing(lambda: drained(spark.read.format("plain_avro").load(str(plain)))),
             "naive": nothing(counted_by_fastavro, spark, dataset, kms),
         }
         yield contest(Row("frames/avro/all", "Spark reads Avro, all columns", nbytes=size), runs, 1)
@@ -266,7 +266,7 @@ def called(bench: Bench, name: str) -> Iterator[Contest]:
         rows, runs = [], {}
         for n in bench.threads:
             rows.append(row := Row(f"callers/{name}/{n}t", f"{name}, {threads_name(n)}", nbytes=path.stat().st_size))
-            runs[row.name, "limit"] = nothing(read_plain)
+            runs[row.name, "beside"] = nothing(read_plain)
             runs[row.name, "ours"] = nothing(read, n)
         yield Contest(rows, runs)
 
@@ -341,5 +341,5 @@ def files(bench: Bench) -> Iterator[Contest]:
             size = (plain / f"rows.{name.partition('/')[0]}").stat().st_size
             rows.append(row := Row(f"frames/files/{name}", label, nbytes=size))
             runs[row.name, "ours"] = nothing(call, ours, "")
-            runs[row.name, "limit"] = nothing(call, fsspec.filesystem("file"), f"{plain}/")
+            runs[row.name, "beside"] = nothing(call, fsspec.filesystem("file"), f"{plain}/")
         yield Contest(rows, runs)

@@ -53,7 +53,7 @@ def iceberg(bench: Bench) -> Group:
         Case("iceberg/java", functools.partial(java_reading, bench), rounds=0.25),
     ]
     about = (
-        "PyIceberg on encrypted tables, CPU time; limit: the tables in plaintext; best Py: Spark with Iceberg's Java"
+        "PyIceberg on encrypted tables, CPU time; beside: the tables in plaintext; best Py: Spark with Iceberg's Java"
     )
     return Group(about, cases)
 
@@ -84,7 +84,7 @@ class Pair:
         folder.mkdir(exist_ok=True)
         self._folder, self._warehouse, self._more = folder, warehouse or f"file://{folder}", more
         self._kms = keystore(folder)
-        self.catalogs = {column: self.catalog(column) for column in ("ours", "limit")}
+        self.catalogs = {column: self.catalog(column) for column in ("ours", "beside")}
         for made in self.catalogs.values():
             made.create_namespace_if_not_exists("bench")
 
@@ -132,7 +132,7 @@ def contest(named: dict[str, tuple[str, Callable[[str], object]]]) -> Contest:
     runs: dict[tuple[str, str], Run] = {
         (name, column): cpu(functools.partial(function, column))
         for name, (_, function) in named.items()
-        for column in ("ours", "limit")
+        for column in ("ours", "beside")
     }
     return Contest(made, runs)
 
@@ -154,9 +154,9 @@ def reading(bench: Bench) -> Iterator[Contest]:
             "iceberg/read/filter": ("0.1 % of the rows, by a sorted column", functools.partial(scan, row_filter=few)),
         }
     )
-    made.rows.append(Row("iceberg/read/bytes", f"bytes read for it; limit: and {BESIDE >> 10} KiB a file", "KiB"))
+    made.rows.append(Row("iceberg/read/bytes", f"bytes read for it; beside: and {BESIDE >> 10} KiB a file", "KiB"))
     for column in pair.catalogs:
-        beside = FILES * BESIDE if column == "limit" else 0
+        beside = FILES * BESIDE if column == "beside" else 0
         run = functools.partial(bytes_read, functools.partial(scan, column, selected_fields=("a",)), beside)
         made.runs["iceberg/read/bytes", column] = run
     yield made
@@ -164,7 +164,7 @@ def reading(bench: Bench) -> Iterator[Contest]:
 
 @contextmanager
 def moving(bench: Bench) -> Iterator[Contest]:
-    """Re-key and encrypt a table in this process; limit: the same files by the functions for one file."""
+    """Re-key and encrypt a table in this process; beside: the same files by the functions for one file."""
     count = ROWS // 10 if bench.quick else ROWS
     folder = room_for(bench, ROOM) / "move"
     pair = Pair(folder)
@@ -205,7 +205,7 @@ def moving(bench: Bench) -> Iterator[Contest]:
         for task in plain.scan().plan_files():
             encrypt_file(local_path(task.file.file_path), to, Keys(footer=SECOND_KEY), aad_prefix=bytes(16), **new)
 
-    told = f"{FILES} files of {count:,} rows, in this process; limit:"
+    told = f"{FILES} files of {count:,} rows, in this process; beside:"
     yield Contest(
         [
             Row("iceberg/move/rekey", f"rekey {told} reencrypt_file", "ms"),
@@ -213,16 +213,16 @@ def moving(bench: Bench) -> Iterator[Contest]:
         ],
         {
             ("iceberg/move/rekey", "ours"): rekeyed,
-            ("iceberg/move/rekey", "limit"): cpu(file_by_file),
+            ("iceberg/move/rekey", "beside"): cpu(file_by_file),
             ("iceberg/move/encrypt", "ours"): encrypted,
-            ("iceberg/move/encrypt", "limit"): cpu(plain_by_file),
+            ("iceberg/move/encrypt", "beside"): cpu(plain_by_file),
         },
     )
 
 
 @contextmanager
 def workers(bench: Bench) -> Iterator[Contest]:
-    """Re-key by worker processes, by the clock; limit: as many threads that move the files, in this process."""
+    """Re-key by worker processes, by the clock; beside: as many threads that move the files, in this process."""
     count = ROWS // 10 if bench.quick else ROWS
     folder = room_for(bench, 3 * ROOM) / "workers"
     table = Pair(folder).table("ours", "many", rows(1, 0).schema)
@@ -260,7 +260,7 @@ def workers(bench: Bench) -> Iterator[Contest]:
         name, label = f"iceberg/workers/rekey/{number}w", f"rekey {MANY} files of {count:,} rows, workers: {number}"
         made.rows.append(Row(name, label, "ms"))
         made.runs[name, "ours"] = functools.partial(rekeyed, number)
-        made.runs[name, "limit"] = functools.partial(bare, number)
+        made.runs[name, "beside"] = functools.partial(bare, number)
     yield made
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ags_fast import AgsReader, AgsWriter, encrypted_length
 from benchmarks import peers
 from benchmarks.cases import BLOCK, KEYS, MIB, PREFIX, Bench, nothing, random_data, size_name, threads_name, touched
-from benchmarks.limit import ROOT
+from benchmarks.evp import ROOT
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
 from benchmarks.session import SetupError, java_version, spark_session
 
@@ -49,7 +49,7 @@ SCHEMA = {
 def avro(bench: Bench) -> Group:
     count = bench.size(100_000)
     cases = [Case("avro", functools.partial(avro_files, bench, count), rounds=1 / 3)]
-    return Group(f"{count:,} records; limit: fastavro with a plain file; best Py: with a seekable stream class", cases)
+    return Group(f"{count:,} records; beside: fastavro with a plain file; best Py: with a seekable stream class", cases)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def avro_files(bench: Bench, count: int) -> Iterator[Contest]:
     size = plain.stat().st_size
 
     def opened(column: str) -> BinaryIO | io.BufferedIOBase:
-        if column == "limit":
+        if column == "beside":
             return open(plain, "rb", buffering=BUFFER)
         if column == "best":
             return io.BufferedReader(peers.PythonReader(sealed, KEY, length=length, aad_prefix=PREFIX), BUFFER)
@@ -97,13 +97,13 @@ def avro_files(bench: Bench, count: int) -> Iterator[Contest]:
         Row("avro/write", "avro.write", "ms"),
     ]
     runs: dict[tuple[str, str], Run] = {
-        ("avro/read_split", "limit"): functools.partial(reading, fastavro.reader, "limit"),
+        ("avro/read_split", "beside"): functools.partial(reading, fastavro.reader, "beside"),
         ("avro/read_split", "ours"): read_split,
-        ("avro/write", "limit"): write_plain,
+        ("avro/write", "beside"): write_plain,
         ("avro/write", "naive"): write_naive,
         ("avro/write", "ours"): nothing(avro.write, out, KEY, SCHEMA, records, aad_prefix=PREFIX),
     }
-    for column in ("limit", "best", "ours"):
+    for column in ("beside", "best", "ours"):
         runs["avro/blocks", column] = functools.partial(reading, fastavro.block_reader, column)
         runs["avro/reader", column] = functools.partial(reading, fastavro.reader, column)
     yield Contest(rows, runs)
@@ -130,7 +130,7 @@ def avro_records(count: int) -> list[dict[str, object]]:
 def memory(bench: Bench) -> Group:
     size = (1 if bench.quick else 10) << 30
     cases = [Case(f"memory/{n}t", functools.partial(peak_memory, bench, size, n), rounds=0) for n in bench.threads]
-    return Group(f"peak beyond what was in use, {size >> 30} GiB through; limit: (threads + 2) blocks + 8 MiB", cases)
+    return Group(f"peak beyond what was in use, {size >> 30} GiB through; beside: (threads + 2) blocks + 8 MiB", cases)
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def peak_memory(bench: Bench, size: int, threads: int) -> Iterator[Contest]:
         runs: dict[tuple[str, str], Run] = {}
         for row in rows:  # bytes take the place of seconds
             what = row.name.split("/")[-1]
-            runs[row.name, "limit"] = lambda: float((threads + 2) * BLOCK + 8 * MIB)
+            runs[row.name, "beside"] = lambda: float((threads + 2) * BLOCK + 8 * MIB)
             runs[row.name, "ours"] = lambda what=what: float(max(peaks()[what], 1))  # type: ignore[misc]
         yield Contest(rows, runs)
 
@@ -174,7 +174,7 @@ def room_for(bench: Bench, size: int) -> Path:
 
 def imports(bench: Bench) -> Group:
     cases = [Case("import", functools.partial(import_time, bench), rounds=2)]
-    return Group("Python starts, imports it and ends; limit: imports nothing; best Py: cryptography's AESGCM", cases)
+    return Group("Python starts, imports it and ends; beside: imports nothing; best Py: cryptography's AESGCM", cases)
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def import_time(bench: Bench) -> Iterator[Contest]:
 
     row = Row("import/ags_fast", "import ags_fast", "ms")
     sources = {
-        "limit": "pass",
+        "beside": "pass",
         "best": "from cryptography.hazmat.primitives.ciphers.aead import AESGCM",
         "ours": "from ags_fast import AgsCodec, AgsReader, AgsWriter",  # the package alone imports nothing
     }
@@ -199,7 +199,7 @@ def import_time(bench: Bench) -> Iterator[Contest]:
 
 def spark(bench: Bench) -> Group:
     cases = [Case("spark", functools.partial(spark_jobs, bench), rounds=1 / 3)]
-    return Group("mapPartitions over files, a task for each core; limit: the job without encryption", cases)
+    return Group("mapPartitions over files, a task for each core; beside: the job without encryption", cases)
 
 
 def encrypt_task(column: str, files: Iterable[tuple[str, int]]) -> Iterator[int]:
@@ -215,7 +215,7 @@ def encrypt_task(column: str, files: Iterable[tuple[str, int]]) -> Iterator[int]
                     best.write(sealed.fileno(), data)
             else:
                 target = f"{path}.{column}"
-                with open(target, "wb") if column == "limit" else AgsWriter(target, KEY, aad_prefix=PREFIX) as out:
+                with open(target, "wb") if column == "beside" else AgsWriter(target, KEY, aad_prefix=PREFIX) as out:
                     shutil.copyfileobj(plain, out, BLOCK)
         yield size
 
@@ -232,7 +232,7 @@ def verify_task(column: str, files: Iterable[tuple[str, int]]) -> Iterator[int]:
             with open(path, "rb", buffering=0) as file:
                 if column == "best":
                     best.read(file.fileno(), size, [window])
-                while column == "limit" and file.readinto(window):
+                while column == "beside" and file.readinto(window):
                     pass
         yield size
 
@@ -267,7 +267,7 @@ def spark_jobs(bench: Bench) -> Iterator[Contest]:
             row = Row(f"spark/{label.replace(' ', '-')}", label, "ms")
             parts = session.sparkContext.parallelize(files, max(bench.threads))
             rows.append(row)
-            for column in ("limit", "naive", "best", "ours"):
+            for column in ("beside", "naive", "best", "ours"):
                 job = parts.mapPartitions(functools.partial(task, column))
                 runs[row.name, column] = nothing(job.sum)
         yield Contest(rows, runs)

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-COLUMNS = ("limit", "naive", "best", "pycryptodome", "ours")
+TITLES = {
+    "loop": "EVP loop",
+    "beside": "beside",
+    "naive": "naive",
+    "best": "best Py",
+    "pycryptodome": "pycrypt.",
+    "ring": "ring",
+    "ours": "ours",
+}
 REFERENCE = {"naive", "pycryptodome"}  # slow, and only for comparison: they get fewer rounds
 SLOW_SECONDS = 0.03
 PER_SECOND = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9, "calls": 1, "KiB": 1 / 1024}
@@ -44,7 +52,7 @@ def warn_if_busy() -> None:
 
 
 class SkippedError(Exception):
-    """A contest cannot take place here; the message says why."""
+    """A contest cannot take place here, or a contender take part; the message says why."""
 
 
 @dataclass
@@ -106,8 +114,9 @@ def speed(ours: list[float], other: list[float]) -> tuple[float, float]:
 class Contest:
     """Contenders for the rows of one task. All of them take turns, so that any two can be compared.
 
-    runs: by row and column. calls: how many calls one run makes. check: whether the column's run that has just ended
-    did its work; asked once for each contender, outside the clock.
+    runs: by row and column. A contender that is missing here raises SkippedError when it first runs. calls: how many
+    calls one run makes. check: whether the column's run that has just ended did its work; asked once for each
+    contender, outside the clock.
     """
 
     rows: list[Row]
@@ -116,16 +125,22 @@ class Contest:
     check: Callable[[str], bool] = lambda column: True
 
     def measure(self, rounds: int) -> list[Row]:
+        if unknown := {column for _, column in self.runs} - TITLES.keys():
+            raise ValueError(f"no column of the table is called {', '.join(sorted(unknown))}")
         turns = {}
         for contender, run in self.runs.items():  # warms up
-            seconds = _timed(run)
+            try:
+                seconds = timed(run)
+            except SkippedError as reason:
+                print(f"  {' '.join(contender)}: skipped, {reason}")
+                continue
             if not self.check(contender[1]):
                 raise AssertionError(f"{contender}: the result is wrong")
             slow = contender[1] in REFERENCE and seconds > SLOW_SECONDS
             turns[contender] = min(rounds, max(3, rounds // 4)) if slow else rounds
         rows = {row.name: row for row in self.rows}
         shuffle = random.Random(0).shuffle
-        order = list(self.runs)
+        order = list(turns)
         gc.collect()
         gc.disable()
         try:
@@ -133,15 +148,18 @@ class Contest:
                 shuffle(order)  # no contender always follows the same other one
                 for name, column in order:
                     if number < turns[name, column]:
-                        seconds = _timed(self.runs[name, column])
+                        seconds = timed(self.runs[name, column])
                         rows[name].samples.setdefault(column, []).append(seconds / self.calls)
         finally:
             gc.enable()
+        for row in self.rows:
+            row.samples = {column: samples for column, samples in row.samples.items() if samples}
         _share_best(self.rows)
         return self.rows
 
 
-def _timed(run: Run) -> float:
+def timed(run: Run) -> float:
+    """The seconds that a run took: those that it tells, or those by the clock."""
     start = time.perf_counter()
     told = run()
     seconds = time.perf_counter() - start

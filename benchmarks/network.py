@@ -104,7 +104,7 @@ def read_ranges(size: int) -> Iterator[Contest]:
             storage_options=options,
         )
         ranges = [(i * step, RANGE_NBYTES) for i in range(RANGES)]
-        row = Row("network/ranges", f"{RANGES} ranges of {size_name(RANGE_NBYTES)}; limit: one block", "ms")
+        row = Row("network/ranges", f"{RANGES} ranges of {size_name(RANGE_NBYTES)}; beside: one block", "ms")
 
         def one_block() -> None:
             client.get_object(Bucket=BUCKET, Key="one", Range=f"bytes=8-{8 + BLOCK + 27}")["Body"].read()
@@ -112,7 +112,7 @@ def read_ranges(size: int) -> Iterator[Contest]:
         with reader:
             yield Contest(
                 [row],
-                {(row.name, "limit"): one_block, (row.name, "ours"): nothing(reader.read_ranges, ranges)},
+                {(row.name, "beside"): one_block, (row.name, "ours"): nothing(reader.read_ranges, ranges)},
             )
 
 

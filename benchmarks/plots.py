@@ -12,12 +12,14 @@ from matplotlib import pyplot
 from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
+from benchmarks import picture
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 INK, GREY, PALE = "#1f2933", "#616e7c", "#9aa5b1"
 LINES = {  # column: label, colour, line style, width
-    "limit": ("bare C loop", INK, (0, (5, 2)), 1.6),
+    "loop": ("EVP loop", INK, (0, (5, 2)), 1.6),
     "ours": ("ags_fast", "#0b6bcb", "-", 3.0),
     "best": ("best Python", "#e8830c", "-", 1.8),
     "naive": ("naive Python", "#8a94a0", "-", 1.8),
@@ -54,8 +56,8 @@ def draw(results: dict[str, Any], output: Path) -> list[Path]:
                 made += [draw_codec(points, bits, results["about"], output)]
         if any(len(points) > 1 for points in commit_points(results["rows"]).values()):
             made += [draw_commits(commit_points(results["rows"]), results["about"], output)]
-        if bars := speed_bars(results["rows"]):
-            made += [draw_speed(bars, results["about"], output)]
+        if speed := picture.draw([results], output / "speed.png"):
+            made += [speed]
         if targets := [target for target in results["targets"] if "best" in target]:
             made += [draw_targets(targets, results["about"], output)]
     return made
@@ -102,53 +104,6 @@ def draw_codec(points: list[dict[str, Any]], bits: int, about: dict[str, Any], o
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=len(handles))
     figure.tight_layout(rect=(0, 0.045, 0.99, 0.915))
     return save(figure, output / f"codec-aes-{bits}.png")
-
-
-SPEED = (  # rows of the README's picture: row, column of the peer, label
-    ("codec/encrypt_into/1MiB/aes-128/2t", "limit", "encrypt a buffer, blocks of 1 MiB / a bare loop in C"),
-    ("codec/encrypt_into/1MiB/aes-128/2t", "best", "encrypt a buffer, blocks of 1 MiB / cryptography"),
-    ("codec/encrypt_into/4KiB/aes-128/2t", "best", "encrypt a buffer, blocks of 4 KiB / cryptography"),
-    ("parquet/encrypt/2t", "limit", "encrypt a Parquet file / a bare loop in C"),
-    ("parquet/encrypt/2t", "best", "encrypt a Parquet file / a warm parquet-java"),
-    ("parquet/encrypt/2t", "naive", "encrypt a Parquet file / pyarrow reads and writes it"),
-    ("parquet/view/1t", "limit", "pyarrow reads an encrypted Parquet file / a plain one"),
-    ("network/read", "best", "read 32 MiB from S3 / boto3's transfer manager"),
-    ("network/read", "naive", "read 32 MiB from S3 / s3fs"),
-    ("network/small/verify", "naive", "verify 200 small files in S3 / one at a time"),
-    ("rotation/kek/crypto", "best", "re-wrap 10^6 data keys / cryptography"),
-)
-
-
-def speed_bars(rows: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
-    """Label, best and median ratio, of each row that was measured."""
-    ratios = {row["name"]: row["ratios"] for row in rows}
-    found = [(label, ratios.get(row, {}).get(f"ours/{peer}")) for row, peer, label in SPEED]
-    return [(label, ratio["best"], ratio["median"]) for label, ratio in found if ratio]
-
-
-def draw_speed(bars: list[tuple[str, float, float]], about: dict[str, Any], output: Path) -> Path:
-    figure, axes = pyplot.subplots(figsize=(9.5, 1.6 + 0.36 * len(bars)))
-    low, high = 0.5, 1.3 * max(max(best, median) for _, best, median in bars)
-    axes.axvline(1, color=INK, linewidth=1.4)
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-    for y, (_, best, median) in enumerate(bars):
-        axes.barh(y, best - low, left=low, height=0.62, color=LINES["ours"][1], alpha=0.85)
-        axes.plot([median], [y], marker="|", markersize=13, markeredgewidth=2.2, color=INK)
-        axes.text(max(best, median) * 1.07, y, f"{best:.2g}", va="center", bbox=behind)
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    ticks = [x for x in (0.5, 1, 2, 4, 8, 16) if x <= high]
-    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
-    axes.tick_params(axis="y", length=0)
-    axes.spines["left"].set_visible(False)
-    axes.grid(axis="y", visible=False)
-    axes.set_ylim(len(bars) - 0.4, -0.6)
-    axes.set_xlabel("times as fast")
-    title(figure, "ags_fast beside what it is compared with", "Bar: best run; tick: median over the rounds.", about)
-    figure.tight_layout(rect=(0, 0, 0.99, 1 - 0.6 / figure.get_figheight()))
-    return save(figure, output / "speed.png")
 
 
 def commit_points(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:

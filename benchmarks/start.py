@@ -30,12 +30,12 @@ def start(bench: Bench) -> Group:
         Case(f"start/{command}", functools.partial(starts, bench, command, beside))
         for command, beside in {"version": PYTHON, "help": PYTHON, "ls": PYARROW, "cat": PYARROW}.items()
     ]
-    return Group("CPU of a command in a new process; limit: Python, or Python that imports pyarrow.parquet", cases)
+    return Group("CPU of a command in a new process; beside: Python, or Python that imports pyarrow.parquet", cases)
 
 
 def lines(bench: Bench) -> Group:
     cases = [Case(f"lines/{kind}", functools.partial(read_lines, bench, kind)) for kind in ("bytes", "text")]
-    return Group(f"{bench.size(LINES):,} lines of a file; limit: Python's open of a plain file", cases)
+    return Group(f"{bench.size(LINES):,} lines of a file; beside: Python's open of a plain file", cases)
 
 
 def process(command: list[str], cache: str) -> Run:
@@ -68,7 +68,7 @@ def starts(bench: Bench, command: str, beside: str) -> Iterator[Contest]:
         cache = str(folder / "compiled")
         row = Row(f"start/{command}", f"ags-fast {' '.join(argv[:1])}", "ms")
         ours = process([sys.executable, "-P", "-m", "ags_fast", *argv], cache)
-        yield contest(row, {"limit": process([sys.executable, "-c", beside], cache), "ours": ours}, 1)
+        yield contest(row, {"beside": process([sys.executable, "-c", beside], cache), "ours": ours}, 1)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def read_lines(bench: Bench, kind: str) -> Iterator[Contest]:
             deque(opened(), maxlen=0)
 
         row = Row(f"lines/{kind}", f"for line in open_file(...), {kind}", "ms")
-        yield contest(row, {"limit": nothing(drained, of_python), "ours": nothing(drained, of_ours)}, 1)
+        yield contest(row, {"beside": nothing(drained, of_python), "ours": nothing(drained, of_ours)}, 1)
 
 
 GROUPS: dict[str, Callable[[Bench], Group]] = {"start": start, "lines": lines}

@@ -1,9 +1,11 @@
-/* aead.c - one key, one message: AES-GCM over OpenSSL EVP. The only file that includes OpenSSL. */
-#define _DEFAULT_SOURCE /* getentropy() */
+/* aead.c - one key, one message: AES-GCM over OpenSSL EVP, or by a kernel of vaes/. Only this file and choice.c include
+ * OpenSSL. */
 #define _POSIX_C_SOURCE 200809L
 #include "aead.h"
+#include "choice.h"
 #include "counters.h"
 #include "crc32.h"
+#include "entropy.h"
 #include "pool.h"
 
 #include <limits.h>
@@ -12,10 +14,6 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-#ifdef __APPLE__
-#include <sys/random.h>
-#endif
 
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
@@ -39,9 +37,12 @@ enum {
 };
 
 struct agsf_lane {
-    EVP_CIPHER_CTX *ctx;
+    EVP_CIPHER_CTX *ctx; /* NULL if the kernel takes messages of any size */
     EVP_CIPHER_CTX *ctr; /* NULL until it was borrowed with it */
     uint8_t *scratch;    /* NULL unless it was borrowed with one */
+    size_t step_min_nbytes;
+    agsf_vaes_key schedule; /* for the kernel, if there is one, and */
+    agsf_vaes_message message;
 };
 
 struct agsf_key {
@@ -62,6 +63,7 @@ static EVP_CIPHER *ctr_128, *ctr_192, *ctr_256; /* likewise */
 static EVP_MD *sha256;                          /* likewise */
 static EVP_RAND_CTX *generator;                 /* aead_mutex */
 static uint8_t secret[SECRET_NBYTES];           /* drawn once, then constant */
+static agsf_choice choice;                      /* made once, then constant */
 static bool forked;                             /* aead_mutex; in a child that is yet to reseed the generator */
 
 void agsf_aead_lock(void) { pthread_mutex_lock(&aead_mutex); }
@@ -107,6 +109,8 @@ static EVP_RAND_CTX *new_generator(void) {
 }
 
 agsf_status agsf_library_init(void) {
+    const char *const wanted = getenv("AGS_FAST_AES"); /* NOLINT(concurrency-mt-unsafe): once in a process */
+    uint8_t random[AGSF_CHOICE_RANDOM_NBYTES];
     /* No clean-up at exit: it would free libcrypto's tables under threads that still work. */
     uint64_t options = OPENSSL_INIT_NO_ATEXIT;
     agsf_status status = AGSF_CRYPTO;
@@ -114,6 +118,7 @@ agsf_status agsf_library_init(void) {
 #if AGSF_LIBCRYPTO_BUNDLED
     options |= OPENSSL_INIT_NO_LOAD_CONFIG; /* no file of the machine configures our own copy */
 #endif
+    if (!agsf_can_choose(wanted)) return AGSF_BAD_ARGUMENT;
     agsf_aead_lock();
     if (generator != NULL) {
         agsf_aead_unlock();
@@ -121,6 +126,7 @@ agsf_status agsf_library_init(void) {
     }
     if (OPENSSL_init_crypto(options, NULL) != 1) goto out;
     agsf_crc32_init();
+    agsf_entropy_init();
     gcm_128 = EVP_CIPHER_fetch(NULL, "AES-128-GCM", NULL);
     gcm_192 = EVP_CIPHER_fetch(NULL, "AES-192-GCM", NULL);
     gcm_256 = EVP_CIPHER_fetch(NULL, "AES-256-GCM", NULL);
@@ -133,11 +139,13 @@ agsf_status agsf_library_init(void) {
     if (sha256 == NULL) goto out;
     generator = new_generator();
     if (generator == NULL) goto out;
-    if (EVP_RAND_generate(generator, secret, sizeof(secret), 256, 0, NULL, 0) != 1) {
+    if (EVP_RAND_generate(generator, secret, sizeof(secret), 256, 0, NULL, 0) != 1 ||
+        EVP_RAND_generate(generator, random, sizeof(random), 256, 0, NULL, 0) != 1) {
         EVP_RAND_CTX_free(generator); /* not ready: the next call tries again */
         generator = NULL;
         goto out;
     }
+    choice = agsf_choose(wanted, random);
     if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0) {
         status = AGSF_OK;
     } else {
@@ -151,6 +159,12 @@ out:
     return status;
 }
 
+const char *agsf_aes_kernel(void) { return choice.kernel == NULL ? "openssl" : choice.kernel->name; }
+
+const char *agsf_aes_complaint(void) { return choice.complaint; }
+
+bool agsf_fips(void) { return EVP_default_properties_is_fips_enabled(NULL) == 1; }
+
 const char *agsf_libcrypto_version(void) { return OpenSSL_version(OPENSSL_VERSION); }
 
 const char *agsf_libcrypto_cpu(void) { return OPENSSL_info(OPENSSL_INFO_CPU_SETTINGS); }
@@ -159,12 +173,14 @@ agsf_status agsf_draw(uint8_t *out, size_t nbytes) {
     uint8_t fresh[FRESH_NBYTES];
     bool ok;
 
+    /* A few bytes are the kernel's own, which takes 0.05 us; libcrypto's generator takes 1.2 us, whatever it makes. */
+    if (nbytes <= AGSF_ENTROPY_MAX_NBYTES) return agsf_entropy(out, nbytes) ? AGSF_OK : AGSF_NO_RANDOM;
     /*
      * The generator's state is memory: two virtual machines resumed from one snapshot have the same state, and would
      * draw the same nonces. So each draw mixes in fresh bytes from the kernel, which reseeds when it notices that it
      * was resumed.
      */
-    if (getentropy(fresh, sizeof(fresh)) != 0) return AGSF_NO_RANDOM;
+    if (!agsf_entropy(fresh, sizeof(fresh))) return AGSF_NO_RANDOM;
     agsf_aead_lock();
     /* libcrypto itself knows a child by its process number, which two containers, or time, can give out twice. */
     ok = !forked || EVP_RAND_reseed(generator, 1, NULL, 0, NULL, 0) == 1;
@@ -201,6 +217,7 @@ static void lane_free(agsf_lane *lane) {
     if (lane == NULL) return;
     EVP_CIPHER_CTX_free(lane->ctx); /* wipes the key schedule */
     EVP_CIPHER_CTX_free(lane->ctr);
+    OPENSSL_cleanse(lane, sizeof(*lane));
     free(lane);
 }
 
@@ -304,10 +321,11 @@ static agsf_status keyed_context(const agsf_key *key, const EVP_CIPHER *cipher, 
 
 static agsf_status lane_new(const agsf_key *key, agsf_lane **lane_ret) {
     agsf_lane *lane = calloc(1, sizeof(*lane));
-    agsf_status status;
+    agsf_status status = AGSF_OK;
 
     if (lane == NULL) return AGSF_NO_MEMORY;
-    status = keyed_context(key, key->cipher, &lane->ctx);
+    if (choice.kernel != NULL) choice.kernel->key_init(&lane->schedule, key->bytes, key->nbytes);
+    if (choice.max_nbytes < AGSF_MESSAGE_MAX_NBYTES) status = keyed_context(key, key->cipher, &lane->ctx);
     if (status != AGSF_OK) {
         lane_free(lane);
         return status;
@@ -396,35 +414,45 @@ static bool add_aad(EVP_CIPHER_CTX *ctx, const uint8_t *aad, size_t nbytes) {
     return true;
 }
 
-static agsf_status begin(agsf_lane *lane, int seal, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
-                         const uint8_t *suffix, size_t suffix_nbytes) {
-    bool ok = EVP_CipherInit_ex2(lane->ctx, NULL, NULL, nonce, seal, NULL) == 1;
+/* Joins both parts of the AAD, unless they are too long for that. */
+static bool join_aad(const agsf_message *message, uint8_t aad_ret[AAD_JOINED_NBYTES]) {
+    const size_t prefix = message->prefix_nbytes, suffix = message->suffix_nbytes;
 
-    if (ok && suffix_nbytes <= AAD_JOINED_NBYTES && prefix_nbytes <= AAD_JOINED_NBYTES - suffix_nbytes) {
-        uint8_t aad[AAD_JOINED_NBYTES];
-        if (prefix_nbytes > 0) memcpy(aad, prefix, prefix_nbytes);
-        if (suffix_nbytes > 0) memcpy(aad + prefix_nbytes, suffix, suffix_nbytes);
-        ok = add_aad(lane->ctx, aad, prefix_nbytes + suffix_nbytes);
+    if (suffix > AAD_JOINED_NBYTES || prefix > AAD_JOINED_NBYTES - suffix) return false;
+    if (prefix > 0) memcpy(aad_ret, message->prefix, prefix);
+    if (suffix > 0) memcpy(aad_ret + prefix, message->suffix, suffix);
+    return true;
+}
+
+static agsf_status begin(agsf_lane *lane, int seal, const agsf_message *message) {
+    uint8_t aad[AAD_JOINED_NBYTES];
+    bool ok;
+
+    if (lane->ctx == NULL) {
+        choice.kernel->begin(&lane->message, &lane->schedule, message->nonce, seal);
+        choice.kernel->aad(&lane->message, message->prefix, message->prefix_nbytes);
+        choice.kernel->aad(&lane->message, message->suffix, message->suffix_nbytes);
+        return AGSF_OK;
+    }
+    lane->step_min_nbytes = message->cached ? CACHED_STEP_MIN_NBYTES : STEP_MIN_NBYTES;
+    ok = EVP_CipherInit_ex2(lane->ctx, NULL, NULL, message->nonce, seal, NULL) == 1;
+    if (ok && join_aad(message, aad)) {
+        ok = add_aad(lane->ctx, aad, message->prefix_nbytes + message->suffix_nbytes);
     } else {
-        ok = ok && add_aad(lane->ctx, prefix, prefix_nbytes) && add_aad(lane->ctx, suffix, suffix_nbytes);
+        ok = ok && add_aad(lane->ctx, message->prefix, message->prefix_nbytes) &&
+             add_aad(lane->ctx, message->suffix, message->suffix_nbytes);
     }
     return ok ? AGSF_OK : crypto_failed();
 }
 
-agsf_status agsf_lane_begin_seal(agsf_lane *lane, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
-                                 const uint8_t *suffix, size_t suffix_nbytes) {
-    return begin(lane, 1, nonce, prefix, prefix_nbytes, suffix, suffix_nbytes);
-}
+agsf_status agsf_lane_begin_seal(agsf_lane *lane, const agsf_message *message) { return begin(lane, 1, message); }
 
-agsf_status agsf_lane_begin_open(agsf_lane *lane, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
-                                 const uint8_t *suffix, size_t suffix_nbytes) {
-    return begin(lane, 0, nonce, prefix, prefix_nbytes, suffix, suffix_nbytes);
-}
+agsf_status agsf_lane_begin_open(agsf_lane *lane, const agsf_message *message) { return begin(lane, 0, message); }
 
 /*
  * How much of a message goes to EVP at once. Where the data come from memory and not from a cache, libcrypto's AVX-512
  * code takes up to twice as long for a message in one call as for the same in two or more. Measured with OpenSSL 3.5.7,
- * 64 MiB of 64 KiB blocks: 7 GB/s opened in one call, 15 GB/s in halves; benchmarks/limit.c tries other steps, too.
+ * 64 MiB of 64 KiB blocks: 7 GB/s opened in one call, 15 GB/s in halves; benchmarks/evp.c tries other steps, too.
  * A step that is not a multiple of a cache line is slow again.
  */
 static size_t update_step(size_t nbytes, size_t min_nbytes) {
@@ -434,7 +462,14 @@ static size_t update_step(size_t nbytes, size_t min_nbytes) {
     return half < STEP_MAX_NBYTES ? half : STEP_MAX_NBYTES;
 }
 
-static agsf_status update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out, size_t at_once) {
+agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) {
+    const size_t at_once = update_step(nbytes, lane->step_min_nbytes);
+
+    if (lane->ctx == NULL) {
+        if (nbytes > AGSF_MESSAGE_MAX_NBYTES - lane->message.nbytes) return AGSF_CRYPTO;
+        choice.kernel->piece(&lane->message, in, nbytes, out);
+        return AGSF_OK;
+    }
     while (nbytes > 0) {
         const size_t step = nbytes < at_once ? nbytes : at_once;
         int written;
@@ -448,14 +483,6 @@ static agsf_status update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uin
     return AGSF_OK;
 }
 
-agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) {
-    return update(lane, in, nbytes, out, update_step(nbytes, STEP_MIN_NBYTES));
-}
-
-agsf_status agsf_lane_update_cached(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) {
-    return update(lane, in, nbytes, out, update_step(nbytes, CACHED_STEP_MIN_NBYTES));
-}
-
 agsf_status agsf_lane_finish_seal(agsf_lane *lane, uint8_t tag_ret[AGSF_TAG_NBYTES]) {
     OSSL_PARAM params[] = {
         OSSL_PARAM_construct_octet_string(OSSL_CIPHER_PARAM_AEAD_TAG, tag_ret, AGSF_TAG_NBYTES),
@@ -464,6 +491,10 @@ agsf_status agsf_lane_finish_seal(agsf_lane *lane, uint8_t tag_ret[AGSF_TAG_NBYT
     uint8_t none[EVP_MAX_BLOCK_LENGTH]; /* GCM has nothing to add, but EVP wants a place for it */
     int written;
 
+    if (lane->ctx == NULL) {
+        choice.kernel->finish_seal(&lane->message, tag_ret);
+        return AGSF_OK;
+    }
     if (EVP_CipherFinal_ex(lane->ctx, none, &written) != 1) return crypto_failed();
     return EVP_CIPHER_CTX_get_params(lane->ctx, params) == 1 ? AGSF_OK : crypto_failed();
 }
@@ -477,9 +508,48 @@ agsf_status agsf_lane_finish_open(agsf_lane *lane, const uint8_t tag[AGSF_TAG_NB
     uint8_t none[EVP_MAX_BLOCK_LENGTH];
     int written;
 
+    if (lane->ctx == NULL) return choice.kernel->finish_open(&lane->message, tag) ? AGSF_OK : AGSF_BAD_TAG;
     memcpy(expected, tag, sizeof(expected)); /* OSSL_PARAM has no const */
     if (EVP_CIPHER_CTX_set_params(lane->ctx, params) != 1) return crypto_failed();
     return EVP_CipherFinal_ex(lane->ctx, none, &written) == 1 ? AGSF_OK : AGSF_BAD_TAG;
+}
+
+/* Whether the kernel takes a message of this size in one call, for which its AAD must be in one place. */
+static bool in_one_call(const agsf_message *message, size_t nbytes, uint8_t aad_ret[AAD_JOINED_NBYTES]) {
+    return choice.kernel != NULL && nbytes <= choice.max_nbytes && join_aad(message, aad_ret);
+}
+
+agsf_status agsf_lane_seal(agsf_lane *lane, const agsf_message *message, const uint8_t *in, size_t in_nbytes,
+                           uint8_t *out) {
+    uint8_t aad[AAD_JOINED_NBYTES];
+    agsf_status status;
+
+    if (in_one_call(message, in_nbytes, aad)) {
+        choice.kernel->seal(&lane->schedule, message->nonce, aad, message->prefix_nbytes + message->suffix_nbytes, in,
+                            in_nbytes, out, out + in_nbytes);
+        return AGSF_OK;
+    }
+    status = agsf_lane_begin_seal(lane, message);
+    if (status == AGSF_OK) status = agsf_lane_update(lane, in, in_nbytes, out);
+    if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, out + in_nbytes);
+    return status;
+}
+
+agsf_status agsf_lane_open(agsf_lane *lane, const agsf_message *message, const uint8_t *in, size_t in_nbytes,
+                           uint8_t *out) {
+    uint8_t aad[AAD_JOINED_NBYTES];
+    agsf_status status;
+
+    if (in_one_call(message, in_nbytes, aad)) {
+        return choice.kernel->open(&lane->schedule, message->nonce, aad,
+                                   message->prefix_nbytes + message->suffix_nbytes, in, in_nbytes, out, in + in_nbytes)
+                   ? AGSF_OK
+                   : AGSF_BAD_TAG;
+    }
+    status = agsf_lane_begin_open(lane, message);
+    if (status == AGSF_OK) status = agsf_lane_update(lane, in, in_nbytes, out);
+    if (status == AGSF_OK) status = agsf_lane_finish_open(lane, in + in_nbytes);
+    return status;
 }
 
 agsf_status agsf_lane_ctr(agsf_lane *lane, const uint8_t *nonce, const uint8_t *in, size_t nbytes, uint8_t *out) {
@@ -506,28 +576,26 @@ void agsf_wipe(void *memory, size_t nbytes) { OPENSSL_cleanse(memory, nbytes); }
 
 agsf_status agsf_seal(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], const uint8_t *aad, size_t aad_nbytes,
                       const uint8_t *in, size_t in_nbytes, uint8_t *out) {
+    const agsf_message message = {.nonce = nonce, .prefix = aad, .prefix_nbytes = aad_nbytes};
     agsf_lane *lane;
     agsf_status status = agsf_key_reserve(key, 1);
 
     if (status != AGSF_OK) return status;
     status = agsf_lane_borrow(key, 0, &lane);
     if (status != AGSF_OK) return status;
-    status = agsf_lane_begin_seal(lane, nonce, aad, aad_nbytes, NULL, 0);
-    if (status == AGSF_OK) status = agsf_lane_update(lane, in, in_nbytes, out);
-    if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, out + in_nbytes);
+    status = agsf_lane_seal(lane, &message, in, in_nbytes, out);
     agsf_lane_return(key, lane);
     return status;
 }
 
 agsf_status agsf_open(agsf_key *key, const uint8_t nonce[AGSF_NONCE_NBYTES], const uint8_t *aad, size_t aad_nbytes,
                       const uint8_t *in, size_t in_nbytes, uint8_t *out) {
+    const agsf_message message = {.nonce = nonce, .prefix = aad, .prefix_nbytes = aad_nbytes};
     agsf_lane *lane;
     agsf_status status = agsf_lane_borrow(key, 0, &lane);
 
     if (status == AGSF_OK) {
-        status = agsf_lane_begin_open(lane, nonce, aad, aad_nbytes, NULL, 0);
-        if (status == AGSF_OK) status = agsf_lane_update(lane, in, in_nbytes, out);
-        if (status == AGSF_OK) status = agsf_lane_finish_open(lane, in + in_nbytes);
+        status = agsf_lane_open(lane, &message, in, in_nbytes, out);
         agsf_lane_return(key, lane);
     }
     if (status != AGSF_OK && in_nbytes > 0) memset(out, 0, in_nbytes);

@@ -7,6 +7,8 @@
 #ifndef AGSF_AEAD_H
 #define AGSF_AEAD_H
 
+#include <stdbool.h>
+
 #include "agsf.h"
 
 /* A lane's scratch: small enough to stay in a core's second-level cache, large enough that a system call is cheap. */
@@ -27,20 +29,31 @@ void agsf_lane_return(agsf_key *key, agsf_lane *lane);
 /* agsf_lane_scratch() is AGSF_SCRATCH_NBYTES of memory. Only sealed bytes may be put there: it is not wiped. */
 uint8_t *agsf_lane_scratch(agsf_lane *lane);
 
-/*
- * A message is begun, then goes through agsf_lane_update() in pieces of any size (a multiple of 16 but for the
- * last is faster), and is finished. Its AAD is prefix followed by suffix. None of these allocates. What
- * agsf_lane_update() writes while opening is unchecked until agsf_lane_finish_open() says AGSF_OK: the caller
- * must clear it otherwise.
- */
-agsf_status agsf_lane_begin_seal(agsf_lane *lane, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
-                                 const uint8_t *suffix, size_t suffix_nbytes) AGSF_MUST_CHECK;
-agsf_status agsf_lane_begin_open(agsf_lane *lane, const uint8_t *nonce, const uint8_t *prefix, size_t prefix_nbytes,
-                                 const uint8_t *suffix, size_t suffix_nbytes) AGSF_MUST_CHECK;
-agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) AGSF_MUST_CHECK;
+/* What a message has beside its text. Its AAD is prefix followed by suffix; a part of 0 bytes may be NULL. */
+typedef struct agsf_message {
+    const uint8_t *nonce;
+    const uint8_t *prefix, *suffix;
+    size_t prefix_nbytes, suffix_nbytes;
+    bool cached; /* the text was read or written just now, and so is in a cache, not in memory */
+} agsf_message;
 
-/* The same, faster for messages of some KiB that were read or written just now and so are in a cache, not in memory. */
-agsf_status agsf_lane_update_cached(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) AGSF_MUST_CHECK;
+/*
+ * A message in one call: in is in_nbytes of text, and out gets as many with a tag behind. To open, in has the tag
+ * behind, and out gets in_nbytes of text, which the caller must clear unless the status is AGSF_OK. Neither allocates.
+ */
+agsf_status agsf_lane_seal(agsf_lane *lane, const agsf_message *message, const uint8_t *in, size_t in_nbytes,
+                           uint8_t *out) AGSF_MUST_CHECK;
+agsf_status agsf_lane_open(agsf_lane *lane, const agsf_message *message, const uint8_t *in, size_t in_nbytes,
+                           uint8_t *out) AGSF_MUST_CHECK;
+
+/*
+ * A message that is too large for one buffer is begun, then goes through agsf_lane_update() in pieces of any size (a
+ * multiple of 16 but for the last is faster), and is finished. None of these allocates. What agsf_lane_update() writes
+ * while opening is unchecked until agsf_lane_finish_open() says AGSF_OK: the caller must clear it otherwise.
+ */
+agsf_status agsf_lane_begin_seal(agsf_lane *lane, const agsf_message *message) AGSF_MUST_CHECK;
+agsf_status agsf_lane_begin_open(agsf_lane *lane, const agsf_message *message) AGSF_MUST_CHECK;
+agsf_status agsf_lane_update(agsf_lane *lane, const uint8_t *in, size_t nbytes, uint8_t *out) AGSF_MUST_CHECK;
 agsf_status agsf_lane_finish_seal(agsf_lane *lane, uint8_t tag_ret[AGSF_TAG_NBYTES]) AGSF_MUST_CHECK;
 agsf_status agsf_lane_finish_open(agsf_lane *lane, const uint8_t tag[AGSF_TAG_NBYTES]) AGSF_MUST_CHECK;
 

@@ -73,32 +73,28 @@ static struct suffix aad_suffix(const agsf_run *run, uint64_t block) {
 
 /* ---------------------------------------------------------------- jobs */
 
-static agsf_status begin_seal(const struct slice *slice, agsf_lane *lane, uint64_t block, uint8_t *nonce_ret) {
-    const agsf_run *run = slice->run;
-    const struct suffix suffix = aad_suffix(run, block);
-    const uint8_t *nonce = slice->nonces + (block - slice->first) * AGSF_NONCE_NBYTES;
-
-    memcpy(nonce_ret, nonce, AGSF_NONCE_NBYTES);
-    return agsf_lane_begin_seal(lane, nonce, run->aad_prefix, run->aad_prefix_nbytes, suffix.bytes, sizeof(suffix));
+static agsf_message message_of(const agsf_run *run, const struct suffix *suffix, const uint8_t *nonce) {
+    return (agsf_message){.nonce = nonce,
+                          .prefix = run->aad_prefix,
+                          .suffix = suffix->bytes,
+                          .prefix_nbytes = run->aad_prefix_nbytes,
+                          .suffix_nbytes = sizeof(suffix->bytes)};
 }
 
-static agsf_status begin_open(const struct slice *slice, agsf_lane *lane, uint64_t block, const uint8_t *nonce) {
-    const agsf_run *run = slice->run;
-    const struct suffix suffix = aad_suffix(run, block);
-
-    return agsf_lane_begin_open(lane, nonce, run->aad_prefix, run->aad_prefix_nbytes, suffix.bytes, sizeof(suffix));
+static const uint8_t *nonce_of(const struct slice *slice, uint64_t block) {
+    return slice->nonces + (block - slice->first) * AGSF_NONCE_NBYTES;
 }
 
 /* Seals blocks of the run to out, which is where the first of them begins. */
 static bool seal_blocks(struct slice *slice, agsf_lane *lane, uint64_t first, uint64_t end, uint8_t *out) {
     for (uint64_t block = first; block < end; block++) {
         const size_t nbytes = plain_between(slice->run, block, block + 1);
-        agsf_status status = begin_seal(slice, lane, block, out);
+        const struct suffix suffix = aad_suffix(slice->run, block);
+        const agsf_message message = message_of(slice->run, &suffix, nonce_of(slice, block));
+        agsf_status status;
+        memcpy(out, message.nonce, AGSF_NONCE_NBYTES);
         out += AGSF_NONCE_NBYTES;
-        if (status == AGSF_OK) {
-            status = agsf_lane_update(lane, plain_at(slice->run, block), nbytes, out);
-        }
-        if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, out + nbytes);
+        status = agsf_lane_seal(lane, &message, plain_at(slice->run, block), nbytes, out);
         if (status != AGSF_OK) return fail(slice, block, status, 0);
         out += nbytes + AGSF_TAG_NBYTES;
     }
@@ -109,12 +105,11 @@ static bool seal_blocks(struct slice *slice, agsf_lane *lane, uint64_t first, ui
 static bool open_blocks(struct slice *slice, agsf_lane *lane, uint64_t first, uint64_t end, const uint8_t *in) {
     for (uint64_t block = first; block < end; block++) {
         const size_t nbytes = plain_between(slice->run, block, block + 1);
-        agsf_status status = begin_open(slice, lane, block, in);
+        const struct suffix suffix = aad_suffix(slice->run, block);
+        const agsf_message message = message_of(slice->run, &suffix, in);
+        agsf_status status;
         in += AGSF_NONCE_NBYTES;
-        if (status == AGSF_OK) {
-            status = agsf_lane_update(lane, in, nbytes, plain_at(slice->run, block));
-        }
-        if (status == AGSF_OK) status = agsf_lane_finish_open(lane, in + nbytes);
+        status = agsf_lane_open(lane, &message, in, nbytes, plain_at(slice->run, block));
         if (status != AGSF_OK) return fail(slice, block, status, 0);
         in += nbytes + AGSF_TAG_NBYTES;
     }
@@ -133,9 +128,12 @@ static bool seal_large_block(struct slice *slice, agsf_lane *lane, uint64_t bloc
     const uint8_t *plain = plain_at(run, block);
     uint64_t offset = run->fd_offset + sealed_offset(run, block);
     size_t left = plain_between(run, block, block + 1), filled = AGSF_NONCE_NBYTES;
+    const struct suffix suffix = aad_suffix(run, block);
+    const agsf_message message = message_of(run, &suffix, nonce_of(slice, block));
     int os_error = 0;
-    agsf_status status = begin_seal(slice, lane, block, scratch);
+    agsf_status status = agsf_lane_begin_seal(lane, &message);
 
+    memcpy(scratch, message.nonce, AGSF_NONCE_NBYTES);
     while (status == AGSF_OK) {
         const size_t piece = left < PIECE_NBYTES ? left : PIECE_NBYTES;
         status = agsf_lane_update(lane, plain, piece, scratch + filled);
@@ -160,6 +158,8 @@ static bool open_large_block(struct slice *slice, agsf_lane *lane, uint64_t bloc
     uint8_t *plain = plain_at(run, block);
     uint64_t offset = run->fd_offset + sealed_offset(run, block);
     size_t left = plain_between(run, block, block + 1), begins = AGSF_NONCE_NBYTES;
+    const struct suffix suffix = aad_suffix(run, block);
+    const agsf_message message = message_of(run, &suffix, scratch);
     int os_error = 0;
     agsf_status status = AGSF_OK;
 
@@ -168,7 +168,7 @@ static bool open_large_block(struct slice *slice, agsf_lane *lane, uint64_t bloc
         const size_t nbytes = begins + piece + (piece == left ? AGSF_TAG_NBYTES : 0);
         size_t got;
         status = agsf_read_at(run->fd, offset, scratch, nbytes, &got, &os_error);
-        if (status == AGSF_OK && begins > 0) status = begin_open(slice, lane, block, scratch);
+        if (status == AGSF_OK && begins > 0) status = agsf_lane_begin_open(lane, &message);
         if (status == AGSF_OK) status = agsf_lane_update(lane, scratch + begins, piece, plain);
         plain += piece;
         left -= piece;

@@ -65,12 +65,22 @@ typedef enum agsf_status {
 
 /*
  * agsf_library_init() prepares libcrypto, seeds its generator and sets the fork handlers. Call it before anything
- * else. It starts no thread.
+ * else. It starts no thread. The environment variable AGS_FAST_AES is "auto" or not there, "openssl" or "vaes": whose
+ * AES-GCM is used. AGSF_BAD_ARGUMENT if it is something else.
  */
 agsf_status agsf_library_init(void) AGSF_MUST_CHECK;
 
 /* agsf_libcrypto_version() is libcrypto's own version text, as it is at run time. Static; not to be freed. */
 const char *agsf_libcrypto_version(void);
+
+/* agsf_aes_kernel() is who does AES-GCM: "openssl", or the name of a kernel of our own. Static; not to be freed. */
+const char *agsf_aes_kernel(void);
+
+/* agsf_aes_complaint() is why that is not what it should be, or NULL. Static; not to be freed. */
+const char *agsf_aes_complaint(void);
+
+/* agsf_fips() is whether libcrypto's configuration asks for FIPS algorithms only. */
+bool agsf_fips(void);
 
 /* agsf_libcrypto_cpu() is libcrypto's text for the CPU features it uses, or NULL. Static; not to be freed. */
 const char *agsf_libcrypto_cpu(void);

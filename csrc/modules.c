@@ -21,32 +21,31 @@ static struct suffix aad_suffix(const agsf_modules *modules, unsigned type, uint
     return suffix;
 }
 
-static size_t aad_nbytes(const agsf_modules *modules) { return modules->without_aad ? 0 : modules->aad_nbytes; }
+static agsf_message message_of(const agsf_modules *modules, const struct suffix *suffix, const uint8_t *nonce) {
+    return (agsf_message){.nonce = nonce,
+                          .prefix = modules->aad,
+                          .suffix = suffix->bytes,
+                          .prefix_nbytes = modules->without_aad ? 0 : modules->aad_nbytes,
+                          .suffix_nbytes = suffix->nbytes,
+                          .cached = true};
+}
 
 agsf_status agsf_seal_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
                             const uint8_t *nonce, const uint8_t *in, size_t nbytes, uint8_t *out) {
     const struct suffix suffix = aad_suffix(modules, type, page);
-    uint8_t *const sealed = out + AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES;
-    agsf_status status;
+    const agsf_message message = message_of(modules, &suffix, nonce);
 
     agsf_put_u32(out, (uint32_t)(nbytes + AGSF_OVERHEAD_NBYTES));
     memcpy(out + AGSF_LENGTH_NBYTES, nonce, AGSF_NONCE_NBYTES);
-    status = agsf_lane_begin_seal(lane, nonce, modules->aad, aad_nbytes(modules), suffix.bytes, suffix.nbytes);
-    if (status == AGSF_OK) status = agsf_lane_update_cached(lane, in, nbytes, sealed);
-    if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, sealed + nbytes);
-    return status;
+    return agsf_lane_seal(lane, &message, in, nbytes, out + AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES);
 }
 
 agsf_status agsf_open_frame(agsf_lane *lane, const agsf_modules *modules, unsigned type, uint32_t page,
                             const uint8_t *in, size_t nbytes, uint8_t *out) {
     const struct suffix suffix = aad_suffix(modules, type, page);
-    const uint8_t *const sealed = in + AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES;
-    agsf_status status = agsf_lane_begin_open(lane, in + AGSF_LENGTH_NBYTES, modules->aad, aad_nbytes(modules),
-                                              suffix.bytes, suffix.nbytes);
+    const agsf_message message = message_of(modules, &suffix, in + AGSF_LENGTH_NBYTES);
 
-    if (status == AGSF_OK) status = agsf_lane_update_cached(lane, sealed, nbytes, out);
-    if (status == AGSF_OK) status = agsf_lane_finish_open(lane, sealed + nbytes);
-    return status;
+    return agsf_lane_open(lane, &message, in + AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES, nbytes, out);
 }
 
 agsf_status agsf_module_seal(const agsf_modules *modules, unsigned type, const uint8_t *in, size_t in_nbytes,

@@ -69,27 +69,29 @@ static const uint8_t *name_of(const agsf_rewrap *run, const struct row *row) {
     return row->name_nbytes > 0 ? run->names + row->name : NULL;
 }
 
-static agsf_status open_row(const agsf_rewrap *run, agsf_lane *lane, const struct row *row, uint8_t *dek_ret) {
-    const uint8_t *nonce = run->in + row->wrapped, *in = nonce + AGSF_NONCE_NBYTES;
-    agsf_status status =
-        agsf_lane_begin_open(lane, nonce, run->prefix, run->prefix_nbytes, name_of(run, row), row->name_nbytes);
+static agsf_message message_of(const agsf_rewrap *run, const struct row *row, const uint8_t *nonce) {
+    return (agsf_message){.nonce = nonce,
+                          .prefix = run->prefix,
+                          .suffix = name_of(run, row),
+                          .prefix_nbytes = run->prefix_nbytes,
+                          .suffix_nbytes = row->name_nbytes,
+                          .cached = true};
+}
 
-    if (status == AGSF_OK) status = agsf_lane_update(lane, in, row->dek_nbytes, dek_ret);
-    if (status == AGSF_OK) status = agsf_lane_finish_open(lane, in + row->dek_nbytes);
-    return status;
+static agsf_status open_row(const agsf_rewrap *run, agsf_lane *lane, const struct row *row, uint8_t *dek_ret) {
+    const uint8_t *nonce = run->in + row->wrapped;
+    const agsf_message message = message_of(run, row, nonce);
+
+    return agsf_lane_open(lane, &message, nonce + AGSF_NONCE_NBYTES, row->dek_nbytes, dek_ret);
 }
 
 static agsf_status seal_row(const agsf_rewrap *run, agsf_lane *lane, const struct row *row, const uint8_t *nonce,
                             const uint8_t *dek) {
+    const agsf_message message = message_of(run, row, nonce);
     uint8_t *out = run->out + row->wrapped;
-    agsf_status status =
-        agsf_lane_begin_seal(lane, nonce, run->prefix, run->prefix_nbytes, name_of(run, row), row->name_nbytes);
 
     memcpy(out, nonce, AGSF_NONCE_NBYTES);
-    out += AGSF_NONCE_NBYTES;
-    if (status == AGSF_OK) status = agsf_lane_update(lane, dek, row->dek_nbytes, out);
-    if (status == AGSF_OK) status = agsf_lane_finish_seal(lane, out + row->dek_nbytes);
-    return status;
+    return agsf_lane_seal(lane, &message, dek, row->dek_nbytes, out + AGSF_NONCE_NBYTES);
 }
 
 static bool rewrap_job(void *arg, unsigned lane, size_t number) {

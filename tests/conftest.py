@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import shutil
@@ -37,6 +38,9 @@ SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A JVM may end before the last of its objects here. What then collects them, perhaps within ast.parse(), would log
+    # a traceback, which calls ast.parse() again: Python 3.11 takes that for a fault of its own.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if config.pluginmanager.has_plugin("xdist"):
         from groups import Plugin
 

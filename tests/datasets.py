@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.snapshot import Snapshot
     from ags_fast.jobs import JobResult, Row
 
-HERE = LocalEngine(0)  # in this process: starts no others, which saves time
+HERE = LocalEngine(0, files_at_once=1)  # in this process, which saves time, and one by one, in their order
 QUIET: Any = {"engine": HERE, "progress": False}
 MASTER = "master"
 MAIN = Want(MASTER)

@@ -1,6 +1,6 @@
 """The benchmarks: contenders that do the same work, turns and ratios as they are claimed, a run from end to end.
 
-The last tests are smoke cases for pytest-benchmark. No test looks at how long something took.
+No test looks at how long something took.
 """
 
 from __future__ import annotations
@@ -19,35 +19,33 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from support import KEY, KEYS, open_stream, pattern, seal_stream
 
-from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
+from ags_fast import encrypted_length
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.names import entry_path
 from ags_fast.dataset.tables import PAGE_ROWS
 from ags_fast.keys import kms_calls, load_kms
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only, and run from there")
-from benchmarks import commits, compare, datasets, frames, measure, peers, plain_jobs, rotation, targets
+from benchmarks import commits, compare, datasets, frames, measure, peers, plain_jobs, rotation, targets, test_speed
 from benchmarks.cases import Bench
-from benchmarks.limit import BUILT_WITH, ROOT, Limit, LimitError, Module
+from benchmarks.evp import BUILT_WITH, ROOT, Evp, EvpError, Module
 from benchmarks.measure import Contest, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pytest_benchmark.fixture import BenchmarkFixture
 
 PREFIX = b"a file's name"
 SIZES = [(1, 16), (16, 16), (100, 16), (40_000, 4096), (40_960, 4096), (300_000, 1 << 20), (900_000, 300_000)]
 
 needs_compiler = pytest.mark.skipif(
     not BUILT_WITH.is_file() or not shutil.which(os.environ.get("CC", "cc").split()[0]),
-    reason="the bare loop needs a C compiler and the build's libcrypto.json",
+    reason="the EVP loop needs a C compiler and the build's libcrypto.json",
 )
 
 
 @pytest.fixture(scope="module")
-def limit(tmp_path_factory: pytest.TempPathFactory) -> Limit:
-    return Limit(tmp_path_factory.mktemp("limit"))
+def evp(tmp_path_factory: pytest.TempPathFactory) -> Evp:
+    return Evp(tmp_path_factory.mktemp("evp"))
 
 
 # ---------------------------------------------------------------- contenders
@@ -133,44 +131,61 @@ def test_plain_jobs_make_ags1(size: int, tmp_path: Path) -> None:
 @needs_compiler
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("size", "block"), SIZES)
-def test_bare_loop_writes_and_reads_ags1(limit: Limit, size: int, block: int, threads: int, tmp_path: Path) -> None:
+def test_evp_loop_writes_and_reads_ags1(evp: Evp, size: int, block: int, threads: int, tmp_path: Path) -> None:
     key, path = KEYS[32], tmp_path / "stream"
     data, out = bytearray(pattern(size)), bytearray(encrypted_length(size, block))
     nonces = os.urandom(12 * -(-size // block))
-    assert limit.loop(key, PREFIX, block, data, stream=out, nonces=nonces, threads=threads)() > 0
+    assert evp.loop(key, PREFIX, block, data, stream=out, nonces=nonces, threads=threads)() > 0
     out[:8] = peers.header(block)
     assert open_stream(bytes(out), key, PREFIX) == data
 
     opened = bytearray(size)
-    assert limit.loop(key, PREFIX, block, opened, stream=out, threads=threads)() > 0
+    assert evp.loop(key, PREFIX, block, opened, stream=out, threads=threads)() > 0
     assert opened == data
 
     with open(path, "w+b", buffering=0) as file:
-        limit.loop(key, PREFIX, block, data, nonces=nonces, threads=threads)(file.fileno())
+        evp.loop(key, PREFIX, block, data, nonces=nonces, threads=threads)(file.fileno())
         assert path.read_bytes()[8:] == out[8:]
         opened = bytearray(size)
-        limit.loop(key, PREFIX, block, opened, threads=threads)(file.fileno())
+        evp.loop(key, PREFIX, block, opened, threads=threads)(file.fileno())
         assert opened == data
         window = bytearray(block)
-        limit.loop(key, PREFIX, block, window, plain_length=size, window=block, order=array("I", [0]))(file.fileno())
+        evp.loop(key, PREFIX, block, window, plain_length=size, window=block, order=array("I", [0]))(file.fileno())
         assert window[: min(block, size)] == data[:block]
 
 
 @needs_compiler
-def test_bare_loop_checks_tags(limit: Limit) -> None:
+def test_evp_loop_checks_tags(evp: Evp) -> None:
     stream = bytearray(seal_stream(pattern(9000), KEY, PREFIX, 4096))
     out = bytearray(9000)
-    assert limit.loop(KEY, PREFIX, 4096, out, stream=stream)() > 0
+    assert evp.loop(KEY, PREFIX, 4096, out, stream=stream)() > 0
     stream[-1] ^= 1
-    with pytest.raises(LimitError):
-        limit.loop(KEY, PREFIX, 4096, out, stream=stream)()
+    with pytest.raises(EvpError):
+        evp.loop(KEY, PREFIX, 4096, out, stream=stream)()
 
 
 @needs_compiler
-def test_bare_loop_reads_a_small_file(limit: Limit, tmp_path: Path) -> None:
+def test_ports_have_the_width_of_this_cpu(evp: Evp) -> None:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        pytest.skip("the features are read from /proc")
+    flags = set(re.findall(r"\w+", text))
+    if not {"aes", "pclmulqdq", "sse4_1"} <= flags:
+        with pytest.raises(EvpError, match="x86-64"):
+            evp.ports(1 << 20)
+        return
+    wide = {"vaes", "vpclmulqdq"} <= flags
+    seconds, bits = evp.ports(1 << 20)
+    assert seconds > 0
+    assert bits == (512 if wide and "avx512f" in flags else 256 if wide else 128)
+
+
+@needs_compiler
+def test_evp_loop_reads_a_small_file(evp: Evp, tmp_path: Path) -> None:
     data, out, path = pattern(8192), bytearray(8192), tmp_path / "stream"
     path.write_bytes(seal_stream(data, KEY, PREFIX))
-    assert limit.loop(KEY, PREFIX, 1 << 20, out).small(str(path), 3) > 0
+    assert evp.loop(KEY, PREFIX, 1 << 20, out).small(str(path), 3) > 0
     assert out == data
 
 
@@ -189,8 +204,8 @@ def modules() -> list[Module]:
 @needs_compiler
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("memory", [True, False])
-def test_bare_loop_seals_and_opens_modules(
-    limit: Limit, modules: list[Module], threads: int, memory: bool, tmp_path: Path
+def test_evp_loop_seals_and_opens_modules(
+    evp: Evp, modules: list[Module], threads: int, memory: bool, tmp_path: Path
 ) -> None:
     key, last = KEYS[16], modules[-1]
     data, out = bytearray(pattern(last.plain + last.nbytes)), bytearray(last.sealed + last.nbytes + 32)
@@ -198,19 +213,19 @@ def test_bare_loop_seals_and_opens_modules(
     with open(tmp_path / "plain", "rb") as source, open(tmp_path / "sealed", "w+b", buffering=0) as target:
         fd = -1 if memory else target.fileno()
         buffers = (data, out) if memory else None
-        limit.modules(key, PREFIX, modules, seal=True, source=source.fileno(), buffers=buffers, threads=threads)(fd)
+        evp.modules(key, PREFIX, modules, seal=True, source=source.fileno(), buffers=buffers, threads=threads)(fd)
         sealed = bytes(out) if memory else (tmp_path / "sealed").read_bytes()
         for plain, at, nbytes, suffix in modules:
             assert int.from_bytes(sealed[at : at + 4], "little") == nbytes + 28
             opened = AESGCM(key).decrypt(sealed[at + 4 : at + 16], sealed[at + 16 : at + nbytes + 32], PREFIX + suffix)
             assert opened == data[plain : plain + nbytes]
 
-        opening = limit.modules(key, PREFIX, modules, seal=False, buffers=buffers, threads=threads)
+        opening = evp.modules(key, PREFIX, modules, seal=False, buffers=buffers, threads=threads)
         assert opening(fd) > 0
         out[last.sealed + 20] ^= 1
         target.seek(last.sealed + 20)
         target.write(out[last.sealed + 20 : last.sealed + 21] if memory else bytes([sealed[last.sealed + 20] ^ 1]))
-        with pytest.raises(LimitError):
+        with pytest.raises(EvpError):
             opening(fd)
 
 
@@ -240,26 +255,26 @@ def test_best_python_wraps_keys_anew(wrapped: list[bytes]) -> None:
 
 
 @needs_compiler
-def test_bare_loop_wraps_keys_anew(limit: Limit, wrapped: list[bytes]) -> None:
+def test_evp_loop_wraps_keys_anew(evp: Evp, wrapped: list[bytes]) -> None:
     names, data = b"".join(NAMES), b"".join(wrapped)
     out = bytearray(len(data))
-    assert limit.rewrap(*KEKS, PREFIX, names, data, out, len(NAMES))() > 0
+    assert evp.rewrap(*KEKS, PREFIX, names, data, out, len(NAMES))() > 0
     assert deks_of(rotation.split(bytes(out), len(wrapped[0]))) == DEKS
-    with pytest.raises(LimitError):
-        limit.rewrap(*KEKS, PREFIX, names[::-1], data, out, len(NAMES))()
-    with pytest.raises(LimitError, match="failed"):
-        limit.rewrap(*KEKS, PREFIX, names, data[:-1] + bytes([data[-1] ^ 1]), out, len(NAMES))()
+    with pytest.raises(EvpError):
+        evp.rewrap(*KEKS, PREFIX, names[::-1], data, out, len(NAMES))()
+    with pytest.raises(EvpError, match="failed"):
+        evp.rewrap(*KEKS, PREFIX, names, data[:-1] + bytes([data[-1] ^ 1]), out, len(NAMES))()
     with pytest.raises(ValueError, match="one size"):
-        limit.rewrap(*KEKS, PREFIX, names + b"x", data, out, len(NAMES))
+        evp.rewrap(*KEKS, PREFIX, names + b"x", data, out, len(NAMES))
 
 
 @pytest.fixture
-def bench(tmp_path_factory: pytest.TempPathFactory, limit: Limit, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(tmp_path_factory: pytest.TempPathFactory, evp: Evp, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Small, and in which a KMS is as fast as it can."""
     monkeypatch.setattr(rotation, "CALL_SECONDS", 0.0)
     monkeypatch.setattr(rotation, "PARTS", 2)
-    made = Bench(Path(), tmp_path_factory.mktemp("bench"), [1], True)
-    vars(made)["limit"] = limit
+    made = Bench(Path(), tmp_path_factory.mktemp("bench"), [1], part=4)
+    vars(made)["evp"] = evp
     return made
 
 
@@ -267,10 +282,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory, limit: Limit, monkeypatch: p
 def test_contenders_rotate_kek(bench: Bench) -> None:
     with rotation.column(bench, 20) as contest:
         (row,) = contest.measure(1)
-    assert row.samples.keys() == {"limit", "best", "ours"}
+    assert row.samples.keys() == {"loop", "best", "ours"}
     with rotation.whole_job(bench, 4) as contest:
         for row in contest.measure(1):
-            assert row.samples.keys() == {"limit", "best", "ours"}
+            assert row.samples.keys() == {"loop", "best", "ours"}
 
 
 @needs_compiler
@@ -347,15 +362,15 @@ def test_contenders_take_turns() -> None:
         return run
 
     row = Row("a/1t", "a", "us")
-    runs = {("a/1t", column): run(column, seconds) for column, seconds in (("limit", 2e-3), ("ours", 4e-3))}
+    runs = {("a/1t", column): run(column, seconds) for column, seconds in (("loop", 2e-3), ("ours", 4e-3))}
     Contest([row], runs, calls=10).measure(4)  # type: ignore[arg-type]
-    assert sorted(turns[:2]) == ["limit", "ours"]  # the warm-up
+    assert sorted(turns[:2]) == ["loop", "ours"]  # the warm-up
     for i in range(2, 10, 2):
-        assert sorted(turns[i : i + 2]) == ["limit", "ours"]
+        assert sorted(turns[i : i + 2]) == ["loop", "ours"]
     assert len(turns) == 10
-    assert row.samples == {"limit": [2e-4] * 4, "ours": [4e-4] * 4}
+    assert row.samples == {"loop": [2e-4] * 4, "ours": [4e-4] * 4}
     assert row.shown("ours") == pytest.approx(400)
-    assert measure.speed(row.samples["ours"], row.samples["limit"]) == (0.5, 0.5)
+    assert measure.speed(row.samples["ours"], row.samples["loop"]) == (0.5, 0.5)
 
 
 def test_slow_references_get_fewer_rounds() -> None:
@@ -371,6 +386,11 @@ def test_wrong_results_are_no_results() -> None:
         contest.measure(1)
 
 
+def test_columns_that_the_table_lacks_are_refused() -> None:
+    with pytest.raises(ValueError, match="limit"):
+        Contest([Row("a", "a")], {("a", "limit"): lambda: 1.0}).measure(1)
+
+
 def test_best_python_may_have_fewer_threads() -> None:
     rows = [Row(f"a/{n}t", "a") for n in (1, 2, 4)] + [Row("b", "b")]
     seconds = {"a/1t": 2.0, "a/2t": 3.0, "a/4t": 1.0, "b": 5.0}
@@ -383,32 +403,30 @@ def test_best_python_may_have_fewer_threads() -> None:
     [([1.0, 1.0, 1.0], "pass"), ([2.0, 2.0, 2.0], "MISSED"), ([1.0, 2.0, 2.0], "best only")],
 )
 def test_targets_are_judged_by_best_and_median(ours: list[float], verdict: str) -> None:
-    target = targets.Target("x", r"a/\dt", 0.9, targets.faster_than("limit"))
-    rows = [
-        Row(f"a/{n}t", "a", samples={"limit": [1.0] * 3, "ours": taken}) for n, taken in ((1, ours), (2, [0.5] * 3))
-    ]
+    target = targets.Target("x", r"a/\dt", 0.9, targets.faster_than("loop"))
+    rows = [Row(f"a/{n}t", "a", samples={"loop": [1.0] * 3, "ours": taken}) for n, taken in ((1, ours), (2, [0.5] * 3))]
     judged = target.judge(rows)
     assert (judged["verdict"], judged["worst_row"], judged["rows"]) == (verdict, "a/1t", 2)
     assert target.judge([])["verdict"] == "not measured"
 
 
 def test_upper_bounds_are_judged_by_the_largest() -> None:
-    rows = [Row(f"a/{n}t", "a", samples={"limit": [2.0], "ours": [float(n)]}) for n in (1, 3)]
-    judged = targets.Target("x", r"a/\dt", 1, targets.cost_of("limit"), less=True).judge(rows)
+    rows = [Row(f"a/{n}t", "a", samples={"loop": [2.0], "ours": [float(n)]}) for n in (1, 3)]
+    judged = targets.Target("x", r"a/\dt", 1, targets.cost_of("loop"), less=True).judge(rows)
     assert (judged["best"], judged["verdict"], judged["worst_row"]) == (1.5, "MISSED", "a/3t")
 
 
 def test_what_targets_compare() -> None:
-    one = Row("a/1t", "a", samples={"limit": [2.0, 2.0], "ours": [4.0, 4.0]})
-    two = Row("a/2t", "a", samples={"limit": [2.0, 2.0], "ours": [1.0, 2.0]})
+    one = Row("a/1t", "a", samples={"loop": [2.0, 2.0], "ours": [4.0, 4.0]})
+    two = Row("a/2t", "a", samples={"loop": [2.0, 2.0], "ours": [1.0, 2.0]})
     rows = {row.name: row for row in (one, two)}
-    assert targets.faster_than("limit")(one, rows) == (0.5, 0.5)
+    assert targets.faster_than("loop")(one, rows) == (0.5, 0.5)
     assert targets.faster_than("naive")(one, rows) is None
     assert targets.faster_than_thread(1)(two, rows) == (4.0, 3.0)
-    assert targets.cost_of("limit")(one, rows) == (2.0, 2.0)
+    assert targets.cost_of("loop")(one, rows) == (2.0, 2.0)
     assert targets.cost_of_row("a/1t")(two, rows) == (0.25, pytest.approx(0.375))  # type: ignore[comparison-overlap]
     assert targets.cost_of_row("b")(two, rows) is None
-    assert targets.milliseconds_over("limit")(one, rows) == (2000, 2000)
+    assert targets.milliseconds_over("loop")(one, rows) == (2000, 2000)
 
 
 def test_every_target_has_rows() -> None:
@@ -430,21 +448,21 @@ def results_of(**rows: dict[str, list[float]]) -> dict[str, Any]:
 
 def test_rows_are_compared_with_their_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = results_of(
-        same={"ours": [1.0, 1.01, 1.0, 1.02], "limit": [1.0] * 4},
-        worse={"ours": [1.0, 1.01, 1.0, 1.02], "limit": [1.0] * 4},
+        same={"ours": [1.0, 1.01, 1.0, 1.02], "loop": [1.0] * 4},
+        worse={"ours": [1.0, 1.01, 1.0, 1.02], "loop": [1.0] * 4},
         better={"ours": [1.0] * 4, "naive": [2.0] * 4},
         noisy={"ours": [1.0, 2.0, 1.1, 1.9], "best": [1.0] * 4},
         alone={"ours": [1.0] * 3},
         gone={"ours": [1.0]},
     )
     now = results_of(
-        same={"ours": [2.0, 2.02, 2.0, 2.04], "limit": [2.0] * 4},  # a slower machine
-        worse={"ours": [2.2, 2.22, 2.2, 2.25], "limit": [2.0] * 4},
+        same={"ours": [2.0, 2.02, 2.0, 2.04], "loop": [2.0] * 4},  # a slower machine
+        worse={"ours": [2.2, 2.22, 2.2, 2.25], "loop": [2.0] * 4},
         better={"ours": [1.0] * 4, "naive": [2.2] * 4},
         noisy={"ours": [1.3, 2.4, 1.5, 2.2], "best": [1.0] * 4},
         alone={"ours": [1.04] * 3},
         new={"ours": [1.0]},
-        theirs={"limit": [1.0]},
+        theirs={"loop": [1.0]},
     )
     changes = {change.name: change for change in compare.compare(base, now)}
     assert {name: change.verdict for name, change in changes.items()} == {
@@ -465,13 +483,57 @@ def test_rows_are_compared_with_their_noise(tmp_path: Path, capsys: pytest.Captu
             compare.read(str(tmp_path))
 
 
+# ---------------------------------------------------------------- the README's picture
+
+
+def test_picture_shows_what_was_recorded(tmp_path: Path) -> None:
+    picture = pytest.importorskip("benchmarks.picture", reason="needs matplotlib", exc_type=ImportError)
+    runs = {path.stem: json.loads(path.read_text()) for path in picture.RECORDED.iterdir()}
+    assert {name: picture.class_of(run["about"]).lower() for name, run in runs.items()} == {name: name for name in runs}
+    shown = picture.figures(runs.values())
+    assert len(shown) > 5
+    for one in (one for row in shown.values() for one in row.values()):
+        ratio = one.ours / one.peer if one.unit == "GB/s" else one.peer / one.ours
+        assert ratio == pytest.approx(one.best, rel=0.05), "the figures are rounded, and belong together"
+    for name, theme in picture.THEMES.items():
+        drawn = picture.draw(list(runs.values()), tmp_path / name, theme)
+        assert drawn.read_bytes().startswith(b"\x89PNG")
+        assert (picture.DOCS / name).is_file()
+        assert f"docs/{name}" in (ROOT / "README.md").read_text()
+
+
+def test_a_run_is_recorded_by_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = pytest.importorskip("benchmarks.picture", reason="needs matplotlib", exc_type=ImportError)
+    monkeypatch.setattr(picture, "RECORDED", tmp_path)
+    rows = [
+        Row("network/read", "", "s", samples={"best": [3.0, 2.0], "ours": [1.0, 2.0]}),
+        Row("network/upload", "", "s", samples={"best": [1.0], "ours": [1.0]}),
+    ]
+    run = {"about": {"CPU": "x, 2 cores; aes pclmulqdq vaes vpclmulqdq"}, "rows": [row.as_json() for row in rows]}
+    assert picture.record(run) == tmp_path / "avx2.json"
+    (kept,) = picture.recorded()
+    assert [row["name"] for row in kept["rows"]] == ["network/read"]
+    assert "samples" not in (tmp_path / "avx2.json").read_text()
+    ((label, row),) = picture.figures([kept]).items()
+    assert "boto3" in label
+    assert row == {"AVX2": picture.Beside(1.0, 2.0, "s", 2.0, 2.0)}
+    with pytest.raises(ValueError, match="no row of the picture"):
+        picture.record(run | {"rows": []})
+    with pytest.raises(ValueError, match="class"):
+        picture.record(run | {"about": {"CPU": "arm; asimd"}})
+
+
 # ---------------------------------------------------------------- from end to end
 
 
-def run_benchmarks(*options: str) -> subprocess.CompletedProcess[str]:
+def run_program(*command: str) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "benchmarks", *options]
+    command = (sys.executable, "-m", *command)
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=100)
+
+
+def run_benchmarks(*options: str) -> subprocess.CompletedProcess[str]:
+    return run_program("benchmarks", *options)
 
 
 @pytest.mark.more
@@ -491,11 +553,11 @@ def test_a_run_prints_a_table_and_writes_json_and_plots(tmp_path: Path) -> None:
     assert len(one_thread) == 2
     for row in results["rows"]:
         columns = row["columns"]
-        assert {"limit", "best", "ours"} <= columns.keys()
+        assert {"loop", "best", "ours"} <= columns.keys()
         for column in columns.values():
             assert 0 < column["median"] <= column["best"]
-        best = columns["ours"]["best"] / columns["limit"]["best"]
-        assert row["ratios"]["ours/limit"]["best"] == pytest.approx(best)
+        best = columns["ours"]["best"] / columns["loop"]["best"]
+        assert row["ratios"]["ours/loop"]["best"] == pytest.approx(best)
     judged = [target for target in results["targets"] if target["verdict"] != "not measured"]
     assert [target["rows"] for target in judged] == [1]  # 64 KiB blocks, one thread
     assert not any(change.verdict == "slower" for change in compare.compare(results, compare.read(str(output))))
@@ -530,7 +592,7 @@ def test_commits_are_measured(tmp_path: Path) -> None:
     for how in ("encrypt_files", "kek_a_file", "in_a_process", "transaction"):
         for kind in ("commit", "oldest", "newest", "nbytes"):
             for number in (10, 40):
-                assert rows.pop(f"commits/{how}/{kind}/{number}").keys() == {"limit", "ours"}
+                assert rows.pop(f"commits/{how}/{kind}/{number}").keys() == {"beside", "ours"}
     more = {"among/100", "among/2000", "one-more/100", "one-more/4000", "rows"}
     more |= {f"whole/{kind}/{number}" for kind in ("memory", "time") for number in (400, 4000)}
     assert rows.keys() == {f"commits/{name}" for name in more}
@@ -549,15 +611,26 @@ def test_parquet_is_measured(tmp_path: Path) -> None:
     rows = {row["name"]: row["columns"] for row in results["rows"]}
     for name, columns in {
         "rekey/1t": {"naive", "ours"},
-        "verify/1t": {"limit", "naive", "best", "ours"},
-        "pages/seal": {"limit", "ours"},
-        "pages/open": {"limit", "ours"},
-        "projection": {"limit", "ours"},
-        "footer": {"limit", "ours"},
+        "verify/1t": {"loop", "naive", "best", "ours"},
+        "pages/seal": {"loop", "ours"},
+        "pages/open": {"loop", "ours"},
+        "projection": {"beside", "ours"},
+        "footer": {"beside", "ours"},
     }.items():
         assert rows[f"parquet/{name}"].keys() == columns
     projection = rows["parquet/projection"]  # bytes, and so as it is claimed on any machine
-    assert 0 < projection["ours"]["best"] <= projection["limit"]["best"]
+    assert 0 < projection["ours"]["best"] <= projection["beside"]["best"]
+
+
+@pytest.mark.more
+def test_tools_are_compared(tmp_path: Path) -> None:
+    """Ours alone: the others would be built first."""
+    pytest.importorskip("moto")
+    done = run_program("benchmarks.tools", "--quick", "--only", "^ags", "--scratch", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    large, small = (line for line in done.stdout.splitlines() if line.startswith("| ags-fast |"))
+    assert large.endswith("exit code 3; 7 of 8 files, 0 cut off, 0 wrong |")
+    assert small.endswith("exit code 3; 0 of 62 files, 0 cut off, 0 wrong |")  # the byte was in the list of files
 
 
 @pytest.mark.more
@@ -568,48 +641,14 @@ def test_a_pattern_without_a_case_is_an_error(tmp_path: Path) -> None:
     assert "no such thing" in done.stderr
 
 
-# ---------------------------------------------------------------- smoke cases for pytest-benchmark
-
-ROUNDS = {"rounds": 5, "warmup_rounds": 1}
-MIB = 1 << 20
-
-
-@pytest.mark.benchmark(group="codec, 4 MiB")
-@pytest.mark.parametrize("block", [4096, MIB])
-def test_speed_of_the_codec(benchmark: BenchmarkFixture, block: int) -> None:
-    data, opened = bytearray(pattern(4 * MIB)), bytearray(4 * MIB)
-    out = bytearray(encrypted_length(len(data), block))
-    codec = AgsCodec(KEY, block_size=block)
-
-    def there_and_back() -> None:
-        codec.encrypt_into(data, out)
-        codec.decrypt_into(out, opened, length=len(out))
-
-    benchmark.pedantic(there_and_back, **ROUNDS)
-    assert opened == data
-
-
-@pytest.mark.benchmark(group="files, 4 MiB")
-def test_speed_of_the_reader(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    data, path = pattern(4 * MIB), tmp_path / "stream"
-    path.write_bytes(seal_stream(data))
-
-    def read() -> bytes:
-        with AgsReader(path, KEY, length=path.stat().st_size) as reader:
-            return reader.read()
-
-    assert benchmark.pedantic(read, **ROUNDS) == data
-
-
-@pytest.mark.benchmark(group="files, 4 MiB")
-def test_speed_of_the_writer(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    data, path = pattern(4 * MIB), tmp_path / "stream"
-    pieces = [data[begin : begin + 65536] for begin in range(0, len(data), 65536)]
-
-    def write() -> None:
-        with AgsWriter(path, KEY) as writer:
-            for piece in pieces:
-                writer.write(piece)
-
-    benchmark.pedantic(write, **ROUNDS)
-    assert open_stream(path.read_bytes()) == data
+@needs_compiler
+def test_contenders_of_pytest_benchmark_do_their_work(tmp_path: Path) -> None:
+    """Each runs once, on little data, and what it made is looked at. Two are left out: a JVM and cargo take long."""
+    pytest.importorskip("pyarrow.parquet.encryption")
+    options = ["--benchmark-disable", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'temp'}"]
+    done = run_program("pytest", "benchmarks", *options, "-k", "not java and not ring")
+    assert done.returncode == 0, done.stdout
+    tasks = list(test_speed.TASKS.values())
+    outcomes = dict(reversed(part.split()) for part in re.findall(r"\d+ \w+", done.stdout.splitlines()[-1]))
+    left_out = 1 + tasks.count(test_speed.FIVE)
+    assert outcomes == {"passed": str(sum(map(len, tasks)) - left_out), "deselected": str(left_out)}, done.stdout

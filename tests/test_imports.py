@@ -20,7 +20,7 @@ pytest.importorskip("pandas")
 
 LAZY = (
     *("pandas", "tqdm", "pyarrow", "fsspec", "urllib.request", "asyncio"),
-    *("multiprocessing.spawn", "multiprocessing.synchronize"),
+    *("multiprocessing.connection", "multiprocessing.spawn", "multiprocessing.synchronize", "socket"),
 )
 
 RUN = """

@@ -20,9 +20,9 @@ from support import program, run_python
 pytest.importorskip("pyarrow")
 
 from ags_fast.fs import Store
-from ags_fast.jobs import encrypt_files, verify_files
-from ags_fast.jobs.engines import start
-from ags_fast.jobs.engines.local import LocalEngine, Worker
+from ags_fast.jobs import Row, encrypt_files
+from ags_fast.jobs.engines import local, processes, start
+from ags_fast.jobs.engines.processes import Worker
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys import Envelope
 
@@ -94,7 +94,8 @@ def test_jobs_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
     script = data.parent / "scripts" / "job.py"
     script.parent.mkdir()
     # What its own process imports when the path has the folder is its own affair: everything, before that.
-    script.write_text(f"import ags_fast.jobs.rotation, ags_fast.keys.kms.local, pyarrow.parquet, tqdm\n{SCRIPT}")
+    modules = "ags_fast.jobs.engines.processes, ags_fast.jobs.rotation, ags_fast.keys.kms.local, pyarrow.parquet, tqdm"
+    script.write_text(f"import {modules}\n{SCRIPT}")
     count = len(list(data.rglob("*.py")))
     assert run([sys.executable, str(script), json.dumps(kms), json.dumps(paths)], data) == f"{count}\n"
 
@@ -175,7 +176,7 @@ def test_no_interpreter(monkeypatch: pytest.MonkeyPatch, kms: dict[str, str], tm
 def test_ctrl_c_while_a_worker_starts(after: float, kms: dict[str, str], tmp_path: Path, capfd: Any) -> None:
     """A terminal sends it to all its processes. The caller decides; a worker neither ends of it nor speaks."""
     store = Store(tmp_path)
-    worker = Worker(start.import_path()).begin(Context("verify", "", "", store, Envelope(kms, {})))
+    worker = Worker(start.import_path(), Context("verify", "", "", store, Envelope(kms, {})))
     try:
         time.sleep(after)
         os.kill(worker._process.pid, signal.SIGINT)
@@ -230,25 +231,47 @@ def test_a_worker_imports_what_its_tasks_need() -> None:
     assert not modules & {"ags_fast.jobs.run", "ags_fast.jobs.versions", "ags_fast.dataset.dataset"}
 
 
-def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+@pytest.mark.parametrize("job", ["small", "large", "parquet", "client"])
+def test_processes_start_where_they_pay_or_protect(
+    job: str, tmp_path: Path, kms: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few plain files are done by this process. Others do what parses a file's bytes, or is not ours."""
+    started: list[object] = []
+
+    class Noted(Worker):
+        def __init__(self, *args: Any) -> None:
+            started.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(processes, "Worker", Noted)
+    src = write_tree(tmp_path / "src", {f"{n}": b"x" * n for n in range(8)})
+    options: dict[str, Any] = {"kms": kms, "wrapping_key_id": MASTER}
+    if job == "large":
+        monkeypatch.setattr(local, "STARTS_NONE_BYTES", 1)
+    elif job == "parquet":
+        table = pytest.importorskip("pyarrow").table({"a": [1]})
+        pytest.importorskip("pyarrow.parquet").write_table(table, src / "t.parquet")
+        options["format"] = "parquet"
+    elif job == "client":
+        del kms["encryption.kms-type"]
+        kms |= {"encryption.kms-impl": "kms_clients:Counting", "log": str(tmp_path / "log")}
+    done = encrypt_files(src, tmp_path / "dataset", **options)
+    assert done.counts["ok"] == (1 if job == "parquet" else 8)
+    assert bool(started) == (job != "small")
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are counted in /proc")
-def test_worker_that_starts_early_ends_with_its_job(tmp_path: Path, kms: dict[str, str]) -> None:
-    """A process is started before the job is known to have work. It ends if the job has work, fails, or has none."""
-    before = children()
-    with pytest.raises(FileNotFoundError):
-        verify_files(tmp_path / "nothing", kms=kms)
-    assert children() == before
-    write_tree(tmp_path / "src", {"a": b"a", "b": b"b"})
-    encrypt_files(tmp_path / "src", tmp_path / "dataset", kms=kms, wrapping_key_id=MASTER, dry_run=True)
-    assert children() == before
-    done = encrypt_files(tmp_path / "src", tmp_path / "dataset", kms=kms, wrapping_key_id=MASTER)
-    assert done.counts["ok"] == 2
-    assert children() == before
-    engine = LocalEngine(2)
-    engine.start_early()
-    assert len(children() - before) == 1
-    del engine
-    assert children() == before
+def test_ctrl_c_stops_large_files_in_threads(tmp_path: Path, kms: dict[str, str]) -> None:
+    """A thread cannot be killed: it stops between two chunks of its file, which does not appear."""
+    src, dataset = write_tree(tmp_path / "src", {"1": b"small"}), tmp_path / "dataset"
+    for name in "23":
+        with open(src / name, "wb") as file:
+            file.truncate(1 << 29)  # some tenths of a second
+
+    def interrupt(rows: list[Row]) -> None:
+        (row,) = rows  # of the small file
+        raise KeyboardInterrupt(row.plain_length)
+
+    with pytest.raises(KeyboardInterrupt, match="5"):
+        encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, progress=interrupt)
+    made = [path.name[0] for path in dataset.iterdir()]
+    assert sorted(made) == ["1", "_"]

@@ -41,7 +41,7 @@ Site = tuple[str, str, str]  # module, function, call
 ROOT = Path(lacking.__file__).parents[1]
 # What asks no file system.
 PURE = {"_exit", "cpu_count", "fsdecode", "fsencode", "fspath", "getgid", "getpid", "getuid", "major", "minor"}
-PURE |= {"register_at_fork", "sched_getaffinity", "strerror", "umask", "urandom"}
+PURE |= {"register_at_fork", "sched_getaffinity", "strerror", "umask", "uname", "urandom"}
 PURPOSES = {  # of calls that mean what a file system may lack
     ("fs/below.py", "fsync_folder", "fsync"): "fsync of a folder",
     ("fs/new.py", "_usual_mode", "open"): "O_TMPFILE",
@@ -58,7 +58,7 @@ ELSEWHERE = {
     "filesystem/files.py": "folders beside those of a dataset",
     "filesystem/mounting.py": "FUSE",
     "iceberg/work/tasks.py": "files of Iceberg tables",
-    "jobs/engines/local.py": "pipes",
+    "jobs/engines/processes.py": "pipes",
     "jobs/engines/start.py": "the interpreter",
     "jobs/engines/worker.py": "pipes",
     ("fs/below.py", "regular", "close"): "a pipe in the place of a file",
@@ -146,7 +146,6 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that each command begins with. All is done in this process."""
     home = write_tree(tmp_path / "begun", {"src/a": b"1", "src/b/large": pattern(200_000), "plain": b"1"})
     monkeypatch.setattr(LocalEngine, "runs_here", lambda *_: True)
-    monkeypatch.setattr(LocalEngine, "start_early", lambda _: None)
     monkeypatch.chdir(home)
     keystore(home, MASTER, name="ks")
     (home / "key").write_bytes(bytes(range(16)))

@@ -20,7 +20,11 @@ from ags_fast.jobs import LocalEngine, copying
 from ags_fast.jobs.engines import together
 from ags_fast.jobs.engines.base import JobContext
 from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once
+from ags_fast.jobs.work.context import Context
+from ags_fast.keys import Envelope
+from ags_fast.keys.kek import new_kek
 from ags_fast.keys.kms import set_audit_hook
+from ags_fast.keys.kms.local import LocalKms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,6 +119,7 @@ class Recorded:
     """A context, and the work of its tasks, which notes what is in work at once, and the threads of large files."""
 
     files_at_once = 8
+    large_at_once = 1
 
     def __init__(self, fault: BaseException | None = None) -> None:
         self.work = self
@@ -122,6 +127,7 @@ class Recorded:
         self.most_files = self.most_nbytes = self.files = self.nbytes = self.runs = 0
         self.lock = threading.Lock()
         self.threads: set[threading.Thread] = set()
+        self.stopped = threading.Event()
 
     def run_file(self, context: Any, task: Any, attempt: int) -> Any:
         with self.lock:
@@ -202,6 +208,26 @@ def test_only_stores_that_bear_it_have_several_files_in_work(tmp_path: Path) -> 
     assert files_at_once() == 1
 
 
+def test_what_files_wait_for(kms: dict[str, str], tmp_path: Path) -> None:
+    class Far(LocalKms):
+        waits = True
+
+    far = Far.with_properties(kms)
+    here, there = Store(tmp_path), Store("s3://bucket/a")
+    double, single = (
+        Envelope(far, {key.key_id: key}) for key in (new_kek(kms, MASTER, double_wrap=wrap) for wrap in (True, False))
+    )
+    for op, store, envelope, fsync, waits in (
+        ("encrypt", here, double, True, True),
+        ("encrypt", here, double, False, False),
+        ("verify", here, double, True, False),
+        ("verify", here, single, True, True),
+        ("verify", there, double, True, True),
+        ("verify", here, Envelope(kms, single.entries), True, False),
+    ):
+        assert Context(op, "1", "", store, envelope, fsync=fsync).waits == waits, (op, store, fsync)
+
+
 def test_bytes_of_an_archive_are_not_mixed(kms: dict[str, str], tmp_path: Path) -> None:
     files = {f"{i:03}": pattern(100_000, i) for i in range(40)}
     write_tree(tmp_path / "src", files)
@@ -216,7 +242,8 @@ def test_bytes_of_an_archive_are_not_mixed(kms: dict[str, str], tmp_path: Path) 
 
 
 def test_an_isolated_file_shares_no_cost() -> None:
-    context = Stores("verify", "1", files_at_once=16)
+    context = Stores("verify", "1", files_at_once=16, urls=("s3://bucket/a",))
+    assert opening_cost(replace(context, urls=("/a",)), 1600) == 1600
     assert opening_cost(context, 1600) == 100
     assert opening_cost(replace(context, isolate=True), 1600) == 1600
 

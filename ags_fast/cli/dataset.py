@@ -17,18 +17,7 @@ from ags_fast.cli.commands import DATASET_COMMANDS
 from ags_fast.cli.files import progress
 from ags_fast.cli.job import DATASET, ENGINE, MAINTAIN, engine, known, result
 from ags_fast.cli.kms import checked, kms, kms_properties
-from ags_fast.cli.options import (
-    DRY_RUN,
-    NO_FSYNC,
-    NO_PRESERVE,
-    Command,
-    Pairs,
-    hours,
-    option,
-    size,
-    switch,
-    values,
-)
+from ags_fast.cli.options import DRY_RUN, NO_FSYNC, NO_PRESERVE, Command, Pairs, hours, option, size, switch, values
 from ags_fast.cli.terminal import interrupts
 from ags_fast.cli.text import day, fields, flat, when
 from ags_fast.dataset.access import Access, claimed_entries

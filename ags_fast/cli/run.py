@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import json
 import os
@@ -61,6 +62,7 @@ def command() -> int:
             print(end="", flush=True)
         except OSError:  # `tell` has said so; Python would again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        gc.freeze()  # or Python would look through all that was imported before it ends
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -33,7 +33,7 @@ Folder: TypeAlias = FilePath | Store  # a local path, a URL of fsspec, or a stor
 KeyPlace: TypeAlias = FilePath | Store | KeyResolver | None  # where a dataset's keys are; None: in the dataset
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Access:
     """Where a dataset is, what opens it, and which version is wanted. Holds no key.
 

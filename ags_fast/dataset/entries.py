@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import glob
 import hmac
@@ -169,7 +168,9 @@ def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> li
         wanted = exact_first(pattern, names)
         found = [entry for entry in entries if fnmatch.fnmatchcase(entry.path, wanted)]
         if not found:
-            near = difflib.get_close_matches(pattern, [entry.path for entry in entries[:NEAR_NAMES]], 1, 0.5)
+            from difflib import get_close_matches
+
+            near = get_close_matches(pattern, [entry.path for entry in entries[:NEAR_NAMES]], 1, 0.5)
             if any(entry.path.startswith(pattern.rstrip("/") + "/") for entry in entries):
                 near = [pattern.rstrip("/") + "/*"]
             hint = f": did you mean {near[0]!r}?" if near else ""

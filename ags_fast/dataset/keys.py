@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from ags_fast.dataset.keks import Keks
@@ -91,7 +90,7 @@ def followed(keys: Mapping[str, KeyEntry], kind: Want) -> Want:
 @functools.cache
 def writer_name() -> str:
     """Return the name of this process as a writer (`Policy.kek_scope`). A fork's child has another one."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+    return f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 os.register_at_fork(after_in_child=writer_name.cache_clear)

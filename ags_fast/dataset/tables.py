@@ -14,7 +14,6 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
@@ -75,7 +74,8 @@ class _Parts:
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = Lock()
-        self._parts: OrderedDict[tuple[str, int], tuple[Future[Any], int]] = OrderedDict()
+        # {name: (held by the thread that reads the part, the part if it has been read, its rows)}
+        self._parts: OrderedDict[tuple[str, int], tuple[Lock, list[Any], int]] = OrderedDict()
         self._rows = 0
 
     def get(self, name: tuple[str, int], rows: int, read: Callable[[], Part]) -> Part:
@@ -83,30 +83,27 @@ class _Parts:
         if self._pid != os.getpid():
             self._reset()
         with self._lock:
-            held = self._parts.get(name)
-            if held is not None:
-                self._parts.move_to_end(name)
-            else:
-                reading: Future[Any] = Future()
-                self._parts[name] = reading, rows
+            if name not in self._parts:
+                self._parts[name] = Lock(), [], rows
                 self._rows += rows
-        if held is not None:
-            return held[0].result()  # type: ignore[no-any-return]
-        try:
-            reading.set_result(part := read())
-        except BaseException as error:
-            with self._lock:
-                self._drop(name)
-            reading.set_exception(error)
-            raise
+            self._parts.move_to_end(name)
+            reading, parts, _ = self._parts[name]
+        with reading:
+            if not parts:
+                try:
+                    parts.append(read())
+                except BaseException:
+                    with self._lock:
+                        self._drop(name)
+                    raise
         with self._lock:
             while self._rows > CACHED:
                 self._drop(next(iter(self._parts)))
-        return part
+        return parts[0]  # type: ignore[no-any-return]
 
     def _drop(self, name: tuple[str, int]) -> None:
         if name in self._parts:
-            self._rows -= self._parts.pop(name)[1]
+            self._rows -= self._parts.pop(name)[2]
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

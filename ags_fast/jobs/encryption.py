@@ -196,7 +196,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     return _encrypt(wish, snapshot, found) if found.new else _nothing_new(wish, snapshot, found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class _Encryption:
     """The arguments of `encrypt_files`, checked."""
 
@@ -246,10 +246,9 @@ def _check(format: str, column_keys: Mapping[str, str] | None, key_material: str
     """Raise ValueError or TypeError for arguments of `encrypt_files` that are wrong, or do not go together."""
     if format not in FORMATS:
         raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format!r}")
-    if column_keys is not None and format != "parquet":
-        raise ValueError("column_keys are for format='parquet'")
-    if key_material is not None and format != "parquet":
-        raise ValueError("key_material is for format='parquet'")
+    for name, value in (("column_keys", column_keys), ("key_material", key_material)):
+        if value is not None and format != "parquet":
+            raise ValueError(f"{name} is for format='parquet'")
     for column, key_id in (column_keys or {}).items():
         if not isinstance(column, str):
             raise TypeError(f"column_keys names columns by dotted paths, not by {type(column).__name__}")

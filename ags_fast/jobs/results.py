@@ -210,17 +210,9 @@ def _tell(
         telemetry.warning(
             "jobs", "%s of %s failed: %s: %s", result.op, without_password(shown(row.src)), row.error_class, row.error
         )
-    telemetry.info(
-        "jobs",
-        "%s of %s, job %s: %s; %d bytes of plaintext, %d KMS calls, %.3f s",
-        result.op,
-        dataset,
-        result.job_id,
-        ", ".join(f"{count} {status}" for status, count in counts.items()),
-        nbytes,
-        calls,
-        seconds,
-    )
+    text = "%s of %s, job %s: %s; %d bytes of plaintext, %d KMS calls, %.3f s"
+    numbers = ", ".join(f"{count} {status}" for status, count in counts.items())
+    telemetry.info("jobs", text, result.op, dataset, result.job_id, numbers, nbytes, calls, seconds)
     for status, count in counts.items():
         telemetry.add("files", count, {"op": result.op, "status": status})
     telemetry.add("plaintext", nbytes, {"op": result.op})

@@ -69,11 +69,7 @@ class Options:
             raise ValueError(f"on_error must be 'row' or 'raise', not {on_error!r}")
         if max_failures is not None and max_failures < 0:
             raise ValueError(f"max_failures must not be negative, not {max_failures}")
-        given = checked(engine)
-        if given is None:
-            given = LocalEngine()
-            given.start_early()
-        self.engine: Engine = given
+        self.engine: Engine = checked(engine) or LocalEngine()
         self.resume = resume
         self.max_failures = 0 if on_error == "raise" else max_failures
         self.progress = progress

@@ -202,11 +202,7 @@ def delete_unchanged(snapshot: Snapshot, source: Store, same: Sequence[FileEntry
 
 
 def _delete(
-    dataset: Store,
-    source: Store,
-    entries: Sequence[FileEntry],
-    result: JobResult,
-    may_go: Callable[[FileEntry], bool],
+    dataset: Store, source: Store, entries: Sequence[FileEntry], result: JobResult, may_go: Callable[[FileEntry], bool]
 ) -> None:
     rows = {row.dst: i for i, row in enumerate(result.rows)}
     for entry in entries:

@@ -13,7 +13,6 @@ import hmac
 import os
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -333,6 +332,8 @@ def in_threads(work: Callable[[Item], Result], items: Iterable[Item], concurrenc
     """Return the result for each item, in order, worked on by `concurrency` threads. The first exception ends it."""
     if concurrency == 1:
         return [work(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(concurrency, **same_counts()) as pool:
         try:
             return list(pool.map(work, items))

@@ -92,9 +92,8 @@ def rewrap_kek(
         return changed
     key = aes_key(kms.unwrap_key(entry.wrapped, entry.wrapping_key_id), entry.key_id)
     wrapped = after.wrap_key(key, master)
-    changed = entry.replace(
-        wrapping_key_id=master, wrapped=bytes(wrapped), properties=with_version(entry.properties, wrapped)
-    )
+    given = with_version(entry.properties, wrapped)
+    changed = entry.replace(wrapping_key_id=master, wrapped=bytes(wrapped), properties=given)
     unwrapped_keks.put(cache_name(after, changed), Key(key), after.cache_seconds)
     check_wrap(after, changed)
     return changed

@@ -34,8 +34,8 @@ class SparkEngine:
         session: A SparkSession, classic or of Spark Connect.
         target_bytes: Bytes of plaintext for a Spark task.
         threads: The number of threads of a Spark task; None: ``spark.task.cpus``.
-        files_at_once: How many files a Spark task has in work at once, where they are in an object store. They have at
-            most 64 MiB together; a larger file is in work alone.
+        files_at_once: How many files a Spark task has in work at once, where they wait for an object store, a
+            disk or a KMS. They have at most 64 MiB together; a larger file is in work alone.
 
     Raises:
         TypeError: `session` is not a SparkSession.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.fs.lacking import gathered
-from ags_fast.jobs.engines.local import run_isolated
+from ags_fast.jobs.engines.processes import run_isolated
 from ags_fast.jobs.engines.together import run_files
 from ags_fast.keys.kms import count_calls
 
@@ -70,10 +70,8 @@ def run_bin(context: JobContext, part: Bin) -> _BinResult:
     # Set here: the size of reads depends on it, and an isolated process has no TaskContext.
     context = replace(context, threads=context.threads or task_context.cpus())
     attempt = task_context.attemptNumber() + context.isolate  # the isolated job is itself a second attempt
-    if attempt > 1 or context.isolate:  # died twice: a file may be the cause
-        rows = run_isolated(context, part.tasks, attempt)
-    else:
-        rows = run_files(context, part.tasks, attempt)
+    isolated = attempt > 1 or context.isolate  # died twice: a file may be the cause
     with count_calls() as calls, gathered() as lacks:
+        rows = (run_isolated if isolated else run_files)(context, part.tasks, attempt)
         done = [row for _, row in zip(part.tasks, rows, strict=True)]
     return part.number, done, calls, lacks

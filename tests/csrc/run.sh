@@ -9,6 +9,8 @@
 #     coverage         which lines of csrc/ they run: gcov's data in build/coverage/csrc
 #     large            sizes over 2 GiB; takes 3 GiB of memory
 #     valgrind         memcheck over the programs that do not depend on time
+#     secrets          branches and addresses that depend on a key or a text; needs valgrind
+#     times            whether the time of a message does
 #
 # libcrypto and the flags are those of the last build (build/libcrypto.json; without it, setup.py builds once).
 # CC chooses the one compiler of all modes but fuzz, PYTHON runs setup.py, TMPDIR is where everything temporary goes.
@@ -18,7 +20,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 FUZZERS=(fuzz_open fuzz_parquet)
-TESTS=(aead counters runs failures files pause pool ahead memory locks fork rewrap thrift parquet avro)
+TESTS=(aead counters runs failures files pause pool ahead memory locks fork rewrap thrift parquet avro choice vaes lanes2 lanes4)
+BY_KERNEL=" aead runs failures files ahead memory rewrap parquet " # run twice: with libcrypto's AES-GCM and with our own
 FUZZ_SECONDS=60
 JOBS=$(nproc)
 COMPILERS=(${CC:+"$CC"})
@@ -57,7 +60,7 @@ compile_all() {
     local folder=$1 compiler=$2 file
     shift 2
     mkdir -p "$folder"
-    for file in csrc/*.c; do
+    for file in csrc/*.c csrc/vaes/*.c; do
         slot
         $compiler "${CFLAGS[@]}" "${INCLUDES[@]}" -Icsrc -Werror "$@" -c "$file" -o "$folder/$(basename "$file" .c).o" &
     done
@@ -81,12 +84,16 @@ build() {
 # check NAME OBJECTS COMPILER RUNNER FLAG...: builds tests/csrc/NAME.c and runs it; its one line goes to stdout at the end.
 check() {
     local name=$1 objects=$2 compiler=$3 runner=$4 start=$EPOCHREALTIME status=0 verdict=PASS
-    local work=$2.$1
+    local work=$2.$1 kernel kernels=openssl
     shift 4
     mkdir "$work"
+    [[ $BY_KERNEL != *" ${name#test_} "* ]] || kernels+=" vaes"
     {
-        build "$work/run" "tests/csrc/$name.c" "$objects" "$compiler" "$@" && (cd "$work" && $runner ./run)
-    } >"$work.log" 2>&1 || status=$?
+        build "$work/run" "tests/csrc/$name.c" "$objects" "$compiler" "$@" || status=$?
+        for kernel in $kernels; do
+            ((status != 0)) || (cd "$work" && AGS_FAST_AES=$kernel $runner ./run) || status=$?
+        done
+    } >"$work.log" 2>&1
     ((status == 0)) || verdict="FAIL, exit status $status"
     ((status <= 128)) || verdict+=" (signal $((status - 128)))"
     printf '%-9s %-6s %-14s %s, %.1f s\n' "$MODE" "$(basename "${compiler%% *}")" "$name" "$verdict" \
@@ -145,6 +152,12 @@ run_mode() {
             ;;
         valgrind)
             check_all "${CC:-cc}" "valgrind -q --error-exitcode=9" "test_aead test_files test_locks" -O1 -g
+            ;;
+        secrets)
+            for cc in "${COMPILERS[@]}"; do check_all "$cc" "valgrind -q" test_secrets -gdwarf-4; done
+            ;;
+        times)
+            for cc in "${COMPILERS[@]}"; do check_all "$cc" "" test_times; done
             ;;
         fuzz)
             for name in "${FUZZERS[@]}"; do fuzz "$name"; done

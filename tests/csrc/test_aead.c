@@ -106,6 +106,12 @@ static void check_aad_parts(agsf_key *key) {
         guarded aad = guarded_new(nbytes, i % 2 ? AT_START : AT_END);
         guarded prefix = guarded_new(prefix_nbytes, i % 2 ? AT_START : AT_END);
         uint8_t whole[sizeof(plain) + AGSF_TAG_NBYTES], parts[sizeof(whole)], opened[sizeof(plain)];
+        const agsf_message message = {.nonce = nonce,
+                                      .prefix = prefix.data,
+                                      .suffix = aad.data + prefix_nbytes,
+                                      .prefix_nbytes = prefix_nbytes,
+                                      .suffix_nbytes = 4,
+                                      .cached = i % 2 == 0};
         agsf_lane *lane;
 
         checking("an AAD prefix of %zu bytes", prefix_nbytes);
@@ -114,16 +120,21 @@ static void check_aad_parts(agsf_key *key) {
         CHECK_EQUAL(agsf_seal(key, nonce, aad.data, nbytes, plain, sizeof(plain), whole), AGSF_OK);
         CHECK_EQUAL(agsf_key_reserve(key, 1), AGSF_OK);
         CHECK_EQUAL(agsf_lane_borrow(key, 0, &lane), AGSF_OK);
-        CHECK_EQUAL(agsf_lane_begin_seal(lane, nonce, prefix.data, prefix_nbytes, aad.data + prefix_nbytes, 4),
-                    AGSF_OK);
+        CHECK_EQUAL(agsf_lane_begin_seal(lane, &message), AGSF_OK);
         CHECK_EQUAL(agsf_lane_update(lane, plain, 16, parts), AGSF_OK);
         CHECK_EQUAL(agsf_lane_update(lane, plain + 16, sizeof(plain) - 16, parts + 16), AGSF_OK);
         CHECK_EQUAL(agsf_lane_finish_seal(lane, parts + sizeof(plain)), AGSF_OK);
         CHECK(memcmp(whole, parts, sizeof(whole)) == 0);
-        CHECK_EQUAL(agsf_lane_begin_open(lane, nonce, prefix.data, prefix_nbytes, aad.data + prefix_nbytes, 4),
-                    AGSF_OK);
+        CHECK_EQUAL(agsf_lane_begin_open(lane, &message), AGSF_OK);
         CHECK_EQUAL(agsf_lane_update(lane, whole, sizeof(plain), opened), AGSF_OK);
         CHECK_EQUAL(agsf_lane_finish_open(lane, whole + sizeof(plain)), AGSF_OK);
+        CHECK_EQUAL(agsf_lane_seal(lane, &message, plain, sizeof(plain), parts), AGSF_OK);
+        CHECK(memcmp(whole, parts, sizeof(whole)) == 0);
+        memset(opened, SLACK, sizeof(opened));
+        CHECK_EQUAL(agsf_lane_open(lane, &message, whole, sizeof(plain), opened), AGSF_OK);
+        CHECK(memcmp(plain, opened, sizeof(plain)) == 0);
+        parts[sizeof(plain)] ^= 1;
+        CHECK_EQUAL(agsf_lane_open(lane, &message, parts, sizeof(plain), opened), AGSF_BAD_TAG);
         agsf_lane_return(key, lane);
         guarded_free(&aad);
         guarded_free(&prefix);
@@ -135,6 +146,7 @@ static void check_message_parts(agsf_key *key) {
     static const size_t sizes[] = {1, 17, 2047, 2048, 2049, 4096, 5000, 65536, 262143, 262144, 262145, 1 << 20};
     static const size_t parts[] = {1000, 1024, 4093, 100000};
     const uint8_t nonce[AGSF_NONCE_NBYTES] = {8};
+    const agsf_message message = {.nonce = nonce};
 
     for (size_t i = 0; i < COUNT(sizes) * COUNT(parts); i++) {
         const size_t nbytes = sizes[i / COUNT(parts)], part = parts[i % COUNT(parts)];
@@ -147,7 +159,7 @@ static void check_message_parts(agsf_key *key) {
         CHECK_EQUAL(agsf_seal(key, nonce, NULL, 0, plain.data, nbytes, whole.data), AGSF_OK);
         CHECK_EQUAL(agsf_key_reserve(key, 1), AGSF_OK);
         CHECK_EQUAL(agsf_lane_borrow(key, 0, &lane), AGSF_OK);
-        CHECK_EQUAL(agsf_lane_begin_seal(lane, nonce, NULL, 0, NULL, 0), AGSF_OK);
+        CHECK_EQUAL(agsf_lane_begin_seal(lane, &message), AGSF_OK);
         for (size_t at = 0; at < nbytes; at += part) {
             const size_t here = nbytes - at < part ? nbytes - at : part;
             CHECK_EQUAL(agsf_lane_update(lane, plain.data + at, here, cut.data + at), AGSF_OK);

@@ -97,6 +97,16 @@ static void use_small(agsf_key *with) {
     CHECK_EQUAL(agsf_open_run(&run), AGSF_OK);
 }
 
+/* Draws more nonces at once than the system is asked for. */
+static void use_many(agsf_key *with) {
+    uint8_t plain[300] = {1}, sealed[sizeof(plain) + 30 * AGSF_OVERHEAD_NBYTES];
+    agsf_run run = {
+        .key = with, .block_nbytes = 10, .plain = plain, .plain_nbytes = sizeof(plain), .sealed = sealed, .threads = 1};
+
+    CHECK_EQUAL(agsf_seal_run(&run), AGSF_OK);
+    keep_nonce(sealed);
+}
+
 static void *use_and_end(void *unused) {
     use_small(key);
     return unused;
@@ -193,20 +203,20 @@ static void seal_without_entropy(void) {
 /* What the kernel gives, or, if this is set, always the same. */
 static bool kernel_is_cloned;
 
-int __real_getentropy(void *out, size_t nbytes);
-int __wrap_getentropy(void *out, size_t nbytes);
+bool __real_agsf_entropy(uint8_t *out, size_t nbytes);
+bool __wrap_agsf_entropy(uint8_t *out, size_t nbytes);
 
-int __wrap_getentropy(void *out, size_t nbytes) {
-    if (!kernel_is_cloned) return __real_getentropy(out, nbytes);
+bool __wrap_agsf_entropy(uint8_t *out, size_t nbytes) {
+    if (!kernel_is_cloned) return __real_agsf_entropy(out, nbytes);
     memset(out, 7, nbytes);
-    return 0;
+    return true;
 }
 
 /*
  * Forks so that neither our handlers run nor libcrypto sees another process id. That the two then have one generator
  * shows where the kernel gives both the same: so do they. (A shared libcrypto has its own getpid(), and sees the fork.)
  */
-static void check_clones(bool cloned_kernel) {
+static void check_clones(bool cloned_kernel, void (*use)(agsf_key *)) {
     pid_t child;
 
     checking("two clones of one state, %s the kernel's", cloned_kernel ? "and of" : "but not of");
@@ -215,11 +225,11 @@ static void check_clones(bool cloned_kernel) {
     child = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
     CHECK(child >= 0);
     if (child == 0) {
-        use_small(key);
+        use(key);
         _exit(0);
     }
     CHECK_CHILD(child);
-    use_small(key);
+    use(key);
     kernel_is_cloned = false;
     CHECK_EQUAL(shared->nnonces, 2);
     if (!cloned_kernel || AGSF_LIBCRYPTO_BUNDLED) {
@@ -326,8 +336,10 @@ static void check_all_with_one_pid(void) {
     one_pid = true;
     draw_some();
     for (unsigned i = 0; i < 3; i++) {
-        check_clones(false);
-        check_clones(true);
+        check_clones(false, use_small);
+        check_clones(true, use_small);
+        check_clones(false, use_many);
+        check_clones(true, use_many);
     }
     check_all_quiet();
 }

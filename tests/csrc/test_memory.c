@@ -33,10 +33,12 @@ struct header {
     struct header *next, *prev;
     size_t nbytes;
     bool held_secret; /* when find_secrets() looked */
+    bool
+        of_helper; /* libcrypto's, in a helper thread: after a thread's first error it keeps a record until that ends */
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static struct header in_use = {&in_use, &in_use, 0, false};
+static struct header in_use = {&in_use, &in_use, 0, false, false};
 static uint8_t secret[32]; /* what is looked for: a key, as far as it goes */
 static size_t secret_nbytes;
 static bool must_be_wiped;            /* what held the secret must be zeros now when it is freed */
@@ -69,7 +71,7 @@ static void *allocate(size_t nbytes, bool zeroed, bool of_libcrypto) {
     }
     header = nbytes > SIZE_MAX - sizeof(*header) ? NULL : __real_malloc(sizeof(*header) + nbytes);
     if (header != NULL) {
-        *header = (struct header){&in_use, in_use.prev, nbytes, false};
+        *header = (struct header){&in_use, in_use.prev, nbytes, false, of_libcrypto && !of_the_test};
         header->prev->next = in_use.prev = header;
         memset(header + 1, zeroed ? 0 : 0x5c, nbytes);
     }
@@ -141,7 +143,7 @@ static void helpers_may_reseed(bool may) {
 static size_t count_in_use(void) {
     size_t n = 0;
 
-    for (struct header *h = in_use.next; h != &in_use; h = h->next) n++;
+    for (struct header *h = in_use.next; h != &in_use; h = h->next) n += !h->of_helper;
     return n;
 }
 

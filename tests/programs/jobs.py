@@ -22,11 +22,13 @@ from ags_fast.jobs.engines.start import import_path, start_python
 from ags_fast.keys.kms import kms_calls
 
 
-def run(name: str, *args: Any, workers: int = 2, own_session: bool = False, **options: Any) -> None:
+def run(name: str, *args: Any, workers: int = 2, at_once: int = 16, own_session: bool = False, **options: Any) -> None:
     """A job by its name. Prints what became of it, and the counts as JSON."""
     if own_session:
         os.setsid()
-    result = getattr(jobs, name)(*args, **{"engine": LocalEngine(workers), "progress": False, **options})
+    result = getattr(jobs, name)(
+        *args, **{"engine": LocalEngine(workers, files_at_once=at_once), "progress": False, **options}
+    )
     print(result)
     print(json.dumps(result.counts))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ags_fast.keys.envelope import Envelope
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Contents:
     """What opens and seals files of one dataset. Tasks get it by pickle, so it holds only wrapped keys."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
+from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ class AnyTask(Protocol):
         """Bytes of work."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class JobContext:
     """What all tasks of a job share. Every worker gets the context, so it pickles and holds no key.
 
@@ -40,6 +42,7 @@ class JobContext:
         threads: The number of threads for one file; None: the engine or the codec decides.
         isolate: Whether to run each file in a process of its own, because one of them kills its worker.
         files_at_once: How many files a worker has in work at once; None: the engine decides.
+        large_at_once: How many of them may have more than 64 MiB; 1: such a file is in work alone.
     """
 
     runner: ClassVar[str]
@@ -49,6 +52,7 @@ class JobContext:
     threads: int | None = field(default=None, kw_only=True)
     isolate: bool = field(default=False, kw_only=True)
     files_at_once: int | None = field(default=None, kw_only=True)
+    large_at_once: int = field(default=1, kw_only=True)
 
     @property
     def work(self) -> Runner:
@@ -59,6 +63,30 @@ class JobContext:
     def stores(self) -> tuple[Store | None, ...]:
         """The folders that the tasks read and write; an engine looks whether other processes see them."""
         return ()
+
+    @property
+    def local(self) -> bool:
+        """Whether all folders are on this machine."""
+        return all(store is None or store.local for store in self.stores)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a task waits longer than it works, as for an object store."""
+        return not self.local
+
+    def is_harmless(self, tasks: Sequence[Any]) -> bool:
+        """Return whether no task can end the process that runs it, whatever the bytes of its file are."""
+        return False
+
+    @cached_property
+    def stopped(self) -> Event:
+        """Set when the tasks are to end before they are done, as after Ctrl-C: see `check_goes_on`."""
+        return Event()
+
+    def check_goes_on(self) -> None:
+        """Raise InterruptedError if the task is to end: to be called between two parts of a file."""
+        if self.stopped.is_set():
+            raise InterruptedError("the job has ended before this file was done")
 
 
 class Runner(Protocol):

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from importlib import import_module
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -27,34 +27,27 @@ if TYPE_CHECKING:
 
 
 REPORT_SECONDS = 0.1
-EARLY_SECONDS = 60.0  # that a worker without a context waits: a traceback may keep the engine of a failed job alive
 
 
-def main(*early: str) -> None:
-    """Run tasks until the caller closes the pipe. early: modules to import while the caller prepares the context."""
+def main() -> None:
+    """Run tasks until the caller closes the pipe."""
     # Ctrl-C goes to all processes of a terminal; only the caller handles it. SIGINT was blocked until here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if os.environ.get(SHOWN_ENV):
         show_records()
-    try:
-        with gathered() as lacks:
-            _work(early, lacks)
-    except (EOFError, BrokenPipeError):
-        sys.exit(1)  # the caller is gone
+    with suppress(EOFError, BrokenPipeError), gathered() as lacks:
+        return _work(lacks)
+    sys.exit(1)  # the caller is gone
 
 
-def _work(early: tuple[str, ...], lacks: set[str]) -> None:
+def _work(lacks: set[str]) -> None:
     incoming = Connection(os.dup(0), writable=False)
     outgoing = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # output of libraries must not mix with the answers
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_end_with_caller, args=(incoming.fileno(),), daemon=True).start()
-    for name in early:
-        import_module(name)
-    if early and not incoming.poll(EARLY_SECONDS):
-        sys.exit(1)
     context = incoming.recv()
     outgoing.send(None)
     told = kms_calls()
@@ -71,14 +64,12 @@ def _work(early: tuple[str, ...], lacks: set[str]) -> None:
             tasks, attempt = incoming.recv()
         except EOFError:
             return
-        rows = []
-        reported = time.monotonic()
+        rows, reported = [], time.monotonic()
         for row in run_files(context, tasks, attempt):
             rows.append(row)
             if time.monotonic() - reported > REPORT_SECONDS:
                 report(rows)
-                rows = []
-                reported = time.monotonic()
+                rows, reported = [], time.monotonic()
         if rows:
             report(rows)
         report([])

@@ -12,8 +12,11 @@ from ags_fast.dataset.files.stream import view
 from ags_fast.errors import AgsError, JobEndedError
 from ags_fast.fs import NewFile
 from ags_fast.jobs.engines.base import JobContext
+from ags_fast.keys.kms import PROVIDERS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import NewObject, Store
     from ags_fast.keys.envelope import Envelope
@@ -58,7 +61,7 @@ def encrypted_already(head: bytes) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Context(JobContext):
     """What all tasks of a job on a dataset share. The KMS is given by properties, and data keys are wrapped.
 
@@ -100,6 +103,22 @@ class Context(JobContext):
         """The dataset, and the source or destination."""
         return self.dataset, self.other
 
+    @property
+    def waits(self) -> bool:
+        """Whether a task waits longer than it works: for an object store, a disk, or a KMS that has each file's key."""
+        asks = self.envelope.kms.waits and not all(key.double_wrap for key in self.envelope.entries.values())
+        return asks or not self.local or (self.fsync and self.op not in ("verify", "compare"))
+
+    def is_harmless(self, tasks: Sequence[Task]) -> bool:
+        """Return whether no task can end the process that runs it, whatever the bytes of its file are.
+
+        The bytes of an AGS1 stream, and of its source, go through AES and nothing else. A Parquet file is parsed. A KMS
+        client of the user's own may do anything.
+        """
+        kms = type(self.envelope.kms)
+        ours = f"{kms.__module__}:{kms.__qualname__}" in PROVIDERS.values()
+        return ours and all(task.entry.format == "ags1" for task in tasks)
+
     @cached_property
     def contents(self) -> Contents:
         """What opens and seals the dataset's files."""
@@ -119,6 +138,7 @@ class Context(JobContext):
         with self.other.open_once(path) as file:
             chunk, left = memoryview(bytearray(min(CHUNK_NBYTES, file.size + 1))), file.size + 1
             while got := file.readinto(chunk[:left]):  # no further: the file may grow for ever
+                self.check_goes_on()
                 digest.update(chunk[:got])
                 left -= got
             if planned and (not planned.is_of(file.size, file.stamp) or file.changed()):

@@ -73,5 +73,5 @@ def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
         status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
     except Exception as error:
         status, error_class, text = "failed", type(error).__name__, describe(error)
-    row = make_row(context, task, attempt, status, error_class, text, time.monotonic() - begun)
-    return row._replace(checksum=checksum)
+    facts = {"error_class": error_class, "error": text, "seconds": time.monotonic() - begun, "checksum": checksum}
+    return make_row(context, task, attempt, status, **facts)

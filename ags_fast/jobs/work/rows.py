@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import socket
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 from ags_fast.dataset.rows import Row
 
@@ -13,40 +12,21 @@ if TYPE_CHECKING:
     from ags_fast.jobs.work.context import Context, Task
 
 
-def make_row(
-    context: Context,
-    task: Task,
-    attempt: int = 0,
-    status: str = "ok",
-    error_class: str | None = None,
-    error: str | None = None,
-    seconds: float = 0.0,
-) -> Row:
-    """Return the row of a file; with the default arguments, of one that succeeded."""
+def make_row(context: Context, task: Task, attempt: int = 0, status: str = "ok", **more: Any) -> Row:
+    """Return the row of a file; with the default arguments, of one that succeeded. more: other fields of `Row`."""
     row = planned_row(*_names(context, task), task.entry, status)
-    return row._replace(error_class=error_class, error=error, seconds=seconds, attempt=attempt, host=_host())
+    return row._replace(attempt=attempt, host=os.uname().nodename, **more)
 
 
 def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "planned") -> Row:
     """Return the row of a file that is not done yet."""
-    return Row(
-        src,
-        dst,
-        status,
-        plain_length=entry.plain_length,
-        file_length=entry.file_length or None,
-        block_size=entry.block_size or None,
-        format=entry.format,
-        key_id=entry.key_id or None,
-    )
+    row = Row(src, dst, status, plain_length=entry.plain_length, format=entry.format, key_id=entry.key_id or None)
+    return row._replace(file_length=entry.file_length or None, block_size=entry.block_size or None)
 
 
 def failed_row(context: Context, task: Task, attempt: int, error_class: str, error: str) -> Row:
     """Return the row of a file that failed."""
-    return make_row(context, task, attempt, "failed", error_class, error)
-
-
-_host = functools.cache(socket.gethostname)
+    return make_row(context, task, attempt, "failed", error_class=error_class, error=error)
 
 
 def is_there(path: str) -> str:

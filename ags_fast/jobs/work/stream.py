@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ags_fast._core import OVERHEAD_NBYTES, Key
@@ -20,22 +21,29 @@ from ags_fast.jobs.work.context import (
     encrypted_already,
 )
 from ags_fast.jobs.work.rows import is_there
-from ags_fast.stream import AgsWriter
+from ags_fast.stream import AgsReader, AgsWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ags_fast.dataset.entries import FileEntry
+    from ags_fast.fs.base import ReadOnce
     from ags_fast.jobs.work.context import Operations
 
 SMALL_NBYTES = 64 << 10  # plaintext up to this size is sealed and written by one call
 _here = threading.local()  # a thread works on one file at a time
 
 
-def _chunks(context: Context, block_size: int) -> memoryview:
+def _chunks(context: Context, file: AgsReader | ReadOnce, block_size: int) -> Iterator[memoryview]:
+    """Yield what a file has from its cursor on, chunk by chunk, in one buffer. InterruptedError if the job ends."""
     size = max(CHUNK_NBYTES // block_size, context.threads or 1) * block_size
-    chunk: bytearray = getattr(_here, "chunk", bytearray())
-    if len(chunk) < size:
-        chunk = _here.chunk = bytearray(size)
-    return memoryview(chunk)[:size]
+    buffer: bytearray = getattr(_here, "chunk", bytearray())
+    if len(buffer) < size:
+        buffer = _here.chunk = bytearray(size)
+    chunk = memoryview(buffer)[:size]
+    while got := file.readinto(chunk):
+        context.check_goes_on()
+        yield chunk[:got]
 
 
 def _write(context: Context, task: Task, attempt: int) -> Outcome:
@@ -75,13 +83,14 @@ def _encrypt_steps(context: Context, entry: FileEntry) -> None:
     with context.other.open_once(entry.source) as file:
         if file.stamp != entry.stamp or file.size != entry.plain_length:
             raise SourceChangedError(f"{entry.source} has changed since it was planned: run the job again")
-        chunk = _chunks(context, entry.block_size)
-        got = file.readinto(chunk)
-        _refuse_encrypted(bytes(chunk[: min(got, 8)]))
+        chunks = _chunks(context, file, entry.block_size)
+        first = next(chunks, memoryview(b""))
+        _refuse_encrypted(bytes(first[:8]))
         with _writer(context, entry) as writer:
-            while got and writer.tell() <= entry.plain_length:  # stop there: the file may grow for ever
-                writer.write(chunk[:got])
-                got = file.readinto(chunk)
+            for chunk in chain([first], chunks):
+                writer.write(chunk)
+                if writer.tell() > entry.plain_length:  # the file may grow for ever
+                    break
             if writer.tell() != entry.plain_length or file.changed():
                 raise SourceChangedError(f"{entry.source} changed while it was read: run the job again")
             context.check_plan()
@@ -130,10 +139,9 @@ def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
 
 
 def _check(context: Context, entry: FileEntry) -> None:
-    if _small_plaintext(context, entry) is not None:
-        return
-    with context.reader(entry) as reader:
-        reader.verify()
+    if _small_plaintext(context, entry) is None:
+        with context.reader(entry) as reader:
+            reader.verify(lambda _: context.check_goes_on())
 
 
 def _small_plaintext(context: Context, entry: FileEntry) -> bytes | None:
@@ -178,9 +186,8 @@ def _decrypt(context: Context, task: Task, attempt: int) -> Outcome:
     with context.reader(entry) as reader:
         new = context.restored(entry)
         try:
-            chunk = _chunks(context, entry.block_size)
-            while got := reader.readinto(chunk):
-                new.write(chunk[:got])
+            for chunk in _chunks(context, reader, entry.block_size):
+                new.write(chunk)
             new.publish()
         finally:
             new.discard()
@@ -196,9 +203,8 @@ def _decrypt_small(context: Context, entry: FileEntry) -> bool:
 
 def _rekey_steps(context: Context, old: FileEntry, entry: FileEntry) -> None:
     with context.reader(old) as reader, _writer(context, entry) as writer:
-        chunk = _chunks(context, entry.block_size)
-        while got := reader.readinto(chunk):
-            writer.write(chunk[:got])
+        for chunk in _chunks(context, reader, entry.block_size):
+            writer.write(chunk)
         context.check_plan()
 
 
@@ -216,8 +222,5 @@ def same_as_source(context: Context, entry: FileEntry) -> bool:
     """Return whether the file outside of the dataset equals the dataset's, after a check of all tags."""
     assert context.other is not None
     with context.reader(entry) as reader, context.other.open_once(entry.path) as file:
-        chunk = _chunks(context, entry.block_size)
-        while got := file.readinto(chunk):
-            if reader.read(got) != chunk[:got]:
-                return False
-        return reader.read(1) == b""
+        equal = all(reader.read(len(chunk)) == chunk for chunk in _chunks(context, file, entry.block_size))
+        return equal and reader.read(1) == b""

@@ -6,7 +6,6 @@ A mistyped name must not pass: ``encryption.allowed-key-id`` would leave out the
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +176,8 @@ def _stands_in(name: str, names: Iterable[str]) -> bool:
 
 @lru_cache(256)  # each task of a job asks for the same
 def _nearest(name: str, names: frozenset[str]) -> tuple[str, float]:
+    from difflib import SequenceMatcher
+
     matcher = SequenceMatcher(b=name, autojunk=False)
     best, likeness = "", 0.0
     for one in sorted(names):

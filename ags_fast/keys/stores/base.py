@@ -65,8 +65,7 @@ def row_name(job_id: str, wrapped: bytes) -> str:
 
 def job_of_row(name: str) -> str | None:
     """Return the id of the job that made a row; None: no job of ags_fast made it."""
-    match = NAME.fullmatch(name)
-    return match[1] if match else None
+    return match[1] if (match := NAME.fullmatch(name)) else None
 
 
 def is_row(name: str, wrapped: bytes) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from ags_fast.errors import KeyAccessError
 from ags_fast.fs import Store
@@ -71,12 +70,13 @@ class FolderKeyStore:
         try:
             return in_threads(work, items, min(AT_ONCE, len(items)) if self._store.parallel and items else 1)
         except OSError as error:
-            said = error.strerror or type(error).__name__
-            raise KeyAccessError(f"{self!r} cannot be used now: {said}") from None
+            raise KeyAccessError(f"{self!r} cannot be used now: {error.strerror or type(error).__name__}") from None
 
     def __repr__(self) -> str:
         return f"<FolderKeyStore of {self._store!r}>"
 
 
 def _path(dataset_id: str, name: str) -> str:
+    from urllib.parse import quote  # not for datasets that have no such store
+
     return f"{quote(dataset_id, safe='').replace('.', '%2E')}/{name}"

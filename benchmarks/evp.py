@@ -1,4 +1,4 @@
-"""The bare C loop of limit.c, compiled against the very libcrypto that ags_fast was built with."""
+"""The bare loop over EVP of evp.c, compiled against the very libcrypto that ags_fast was built with."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = Path(__file__).with_name("limit.c")
+SOURCES = [Path(__file__).with_name(name) for name in ("evp.c", "ports.c")]
 BUILT_WITH = ROOT / "build" / "libcrypto.json"  # written by setup.py
 PIECES = (128 << 10, 256 << 10, 512 << 10, 2 << 20)  # bytes
 TUNING_RUNS = 4  # with each setting; then a loop keeps the fastest
 
 
-class LimitError(Exception):
-    """There is no limit to measure against."""
+class EvpError(Exception):
+    """There is no EVP loop to measure with."""
 
 
 class Module(NamedTuple):
@@ -37,7 +37,7 @@ class Module(NamedTuple):
     suffix: bytes
 
     def packed(self) -> bytes:
-        """As limit.c has it."""
+        """As evp.c has it."""
         return struct.pack("<QQI7sB4x", self.plain, self.sealed, self.nbytes, self.suffix, len(self.suffix))
 
 
@@ -66,47 +66,60 @@ class _Loop(ctypes.Structure):
     )
 
 
-class Limit:
-    """The compiled limit.c."""
+class Evp:
+    """The compiled evp.c and ports.c."""
 
     def __init__(self, build: Path) -> None:
         if not BUILT_WITH.is_file():
-            raise LimitError(f"{BUILT_WITH} is missing: build ags_fast in its source tree first")
+            raise EvpError(f"{BUILT_WITH} is missing: build ags_fast in its source tree first")
         libcrypto: dict[str, Any] = json.loads(BUILT_WITH.read_text())
         command = [
             *(shlex.split(os.environ.get("CC", "")) or ["cc"]),
             *libcrypto["cflags"],
             *(f"-I{d}" for d in libcrypto["include_dirs"]),
-            *("-shared", "-fPIC", "-fvisibility=default", str(SOURCE)),
+            *("-shared", "-fPIC", "-fvisibility=default", *map(str, SOURCES)),
             *libcrypto["objects"],
             *libcrypto["link_args"],
         ]
-        what = json.dumps([libcrypto["version"], command]).encode() + SOURCE.read_bytes()
-        library = build / f"limit-{hashlib.sha256(what).hexdigest()[:16]}.so"
+        texts = [source.read_text() for source in SOURCES]
+        what = json.dumps([libcrypto["version"], command, texts]).encode()
+        library = build / f"evp-{hashlib.sha256(what).hexdigest()[:16]}.so"
         if not library.is_file():
             build.mkdir(parents=True, exist_ok=True)
             made = library.with_suffix(f".{os.getpid()}")
             result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
             if result.returncode != 0:
-                raise LimitError(f"limit.c does not compile:\n{result.stderr}")
+                raise EvpError(f"evp.c or ports.c does not compile:\n{result.stderr}")
             made.rename(library)
         self._functions = ctypes.CDLL(str(library))
         for name, arguments in {
-            "limit_run": [ctypes.POINTER(_Loop)],
-            "limit_small": [ctypes.POINTER(_Loop), ctypes.c_char_p, ctypes.c_uint],
-            "limit_rewrap": [
+            "evp_run": [ctypes.POINTER(_Loop)],
+            "evp_small": [ctypes.POINTER(_Loop), ctypes.c_char_p, ctypes.c_uint],
+            "evp_rewrap": [
                 *[ctypes.POINTER(_Loop)] * 2,
                 *[ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t],
             ],
-            "limit_copy": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
+            "evp_copy": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
+            "ports_run": [ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint)],
         }.items():
             function = getattr(self._functions, name)
             function.argtypes, function.restype = arguments, ctypes.c_double
 
     def copy(self, out: bytearray, data: bytearray) -> float:
         """The seconds that memcpy() takes."""
-        seconds: float = self._functions.limit_copy(_address(out), _address(data), len(data))
+        seconds: float = self._functions.evp_copy(_address(out), _address(data), len(data))
         return seconds
+
+    def ports(self, nbytes: int) -> tuple[float, int]:
+        """The seconds that AES-128-GCM's instructions for `nbytes` take, and how many bits each has: 128, 256 or 512.
+
+        They are those of AES and the carry-less products, at the widest that this CPU has. Raises EvpError without.
+        """
+        bits = ctypes.c_uint()
+        seconds: float = self._functions.ports_run(nbytes, bits)
+        if seconds < 0:
+            raise EvpError("the loop of AES and carry-less products is for x86-64 CPUs that have both")
+        return seconds, bits.value
 
     def loop(
         self,
@@ -220,11 +233,11 @@ class Limit:
         before, after = fields(old, None), fields(new, os.urandom(12 * count))
 
         def run() -> float:
-            seconds: float = self._functions.limit_rewrap(
+            seconds: float = self._functions.evp_rewrap(
                 before, after, names, len(names) // count, wrapped, _address(out), count
             )
             if seconds < 0:
-                raise LimitError("the bare loop failed")
+                raise EvpError("the EVP loop failed")
             return seconds
 
         return run
@@ -259,16 +272,16 @@ class Loop:
     def _run(self) -> float:
         if self._fields.seal and self._fields.fd >= 0:
             os.ftruncate(self._fields.fd, 0)  # what is sealed goes to new pages, as in a new file
-        seconds: float = self._functions.limit_run(ctypes.byref(self._fields))
+        seconds: float = self._functions.evp_run(ctypes.byref(self._fields))
         if seconds < 0:
-            raise LimitError("the bare loop failed")
+            raise EvpError("the EVP loop failed")
         return seconds
 
     def small(self, path: str, times: int) -> float:
         """The seconds that opening, reading and closing a file of one block takes, `times` over."""
-        seconds: float = self._functions.limit_small(ctypes.byref(self._fields), os.fsencode(path), times)
+        seconds: float = self._functions.evp_small(ctypes.byref(self._fields), os.fsencode(path), times)
         if seconds < 0:
-            raise LimitError("the bare loop failed")
+            raise EvpError("the EVP loop failed")
         return seconds
 
 

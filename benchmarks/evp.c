@@ -1,7 +1,7 @@
 /*
- * limit.c - the bare loop over EVP that ags_fast is measured against: what C can do with this libcrypto on this
+ * evp.c - the bare loop over EVP that ags_fast is measured against: what C can do with this libcrypto on this
  * machine, for the same blocks, modules of a Parquet file or wrapped keys, under the same AADs. Compiled and called by
- * limit.py.
+ * evp.py.
  *
  * It is meant to be hard to beat. Key schedules, nonces, buffers and threads are ready before its clock starts, and
  * its threads spin instead of sleeping, so that none of that is in its time. What it leaves out is what makes an
@@ -40,7 +40,7 @@ struct module {
     uint8_t suffix[SUFFIX_MAX], suffix_nbytes; /* what its AAD ends in */
 };
 
-/* Its fields are limit.py's as well. Sizes are in bytes. */
+/* Its fields are evp.py's as well. Sizes are in bytes. */
 struct loop {
     size_t piece_nbytes; /* what a thread takes at a time, and what goes between a system call and the cipher */
     size_t update_nbytes; /* what goes through the cipher in one call */
@@ -332,14 +332,14 @@ static void lane_free(struct lane *lane) {
     free(lane);
 }
 
-double limit_run(const struct loop *loop);
-double limit_small(const struct loop *loop, const char *path, unsigned times);
-double limit_rewrap(const struct loop *from, const struct loop *to, const uint8_t *names, size_t name_nbytes, uint8_t *in,
+double evp_run(const struct loop *loop);
+double evp_small(const struct loop *loop, const char *path, unsigned times);
+double evp_rewrap(const struct loop *from, const struct loop *to, const uint8_t *names, size_t name_nbytes, uint8_t *in,
                     uint8_t *out, size_t nrows);
-double limit_copy(uint8_t *out, const uint8_t *in, size_t nbytes);
+double evp_copy(uint8_t *out, const uint8_t *in, size_t nbytes);
 
-/* limit_run() goes through the loop once, and returns the seconds that took, or -1. */
-double limit_run(const struct loop *loop) {
+/* evp_run() goes through the loop once, and returns the seconds that took, or -1. */
+double evp_run(const struct loop *loop) {
     const size_t per_claim = loop->piece_nbytes / (loop->block_nbytes + OVERHEAD);
     struct race race = {.loop = loop};
     struct lane *lanes[THREADS_MAX] = {NULL};
@@ -373,8 +373,8 @@ double limit_run(const struct loop *loop) {
     return race.failed || started + 1 < loop->threads ? -1 : seconds;
 }
 
-/* limit_small() opens, reads and closes a file of one block, times over; returns the seconds, or -1. */
-double limit_small(const struct loop *loop, const char *path, unsigned times) {
+/* evp_small() opens, reads and closes a file of one block, times over; returns the seconds, or -1. */
+double evp_small(const struct loop *loop, const char *path, unsigned times) {
     struct race race = {.loop = loop};
     struct lane *lane = lane_new(&race, 0);
     EVP_CIPHER *cipher = fetch(loop);
@@ -406,10 +406,10 @@ static bool one_wrap(struct lane *from, struct lane *to, size_t name_nbytes, uin
 }
 
 /*
- * limit_rewrap() opens nrows wrapped keys under one key and seals each under another, with the nonces of `to`; returns
+ * evp_rewrap() opens nrows wrapped keys under one key and seals each under another, with the nonces of `to`; returns
  * the seconds, or -1. All have the same size, and so have their names, which their AADs end in.
  */
-double limit_rewrap(const struct loop *from, const struct loop *to, const uint8_t *names, size_t name_nbytes, uint8_t *in,
+double evp_rewrap(const struct loop *from, const struct loop *to, const uint8_t *names, size_t name_nbytes, uint8_t *in,
                     uint8_t *out, size_t nrows) {
     struct race races[2] = {{.loop = from}, {.loop = to}};
     struct lane *old = lane_new(&races[0], 0), *new = lane_new(&races[1], 0);
@@ -429,8 +429,8 @@ double limit_rewrap(const struct loop *from, const struct loop *to, const uint8_
     return ok ? seconds : -1;
 }
 
-/* limit_copy() is memcpy(): the seconds that it takes. */
-double limit_copy(uint8_t *out, const uint8_t *in, size_t nbytes) {
+/* evp_copy() is memcpy(): the seconds that it takes. */
+double evp_copy(uint8_t *out, const uint8_t *in, size_t nbytes) {
     const double start = now();
 
     memcpy(out, in, nbytes);
