@@ -766,7 +766,9 @@ cdef class Ahead:
         cdef Py_ssize_t begin, nbytes
         cdef agsf_run run
         cdef _Run begun
-        if not self._helped or self._count <= self._unit or wanted > self._most * <Py_ssize_t> self._block_size:
+        if not self._helped or self._count <= self._unit:
+            return 0
+        if 2 * wanted >= self._most * <Py_ssize_t> self._block_size:  # a read that gives all threads work by itself
             return 0
         source = reader._file.fetch(0, 0)[0]
         begin = self.end * self._block_size
