@@ -28,7 +28,7 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #endif
 #ifndef PUBLIC
-#define PUBLIC(a) ((void)0) /* for tests/csrc/test_secrets.c: this much of a secret may be told by what is done next */
+#define PUBLIC(a) ((void)0) /* for test_secrets.c: what is done next may depend on this much of a secret */
 #endif
 #define UNROLL _Pragma("GCC unroll 8")
 #define IN_THIS_ORDER() __asm__ volatile("" ::: "memory")
