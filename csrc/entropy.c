@@ -39,36 +39,39 @@ static size_t state_nbytes;
 static _Atomic(void *) states[STATES_MAX];
 
 /* The function in the vDSO, by its table of symbols. Its image begins at its first segment. */
-static getrandom_function *find(uintptr_t image) {
+static getrandom_function *find(const uint8_t *image) {
     const ElfW(Ehdr) *const header = (const void *)image;
     const ElfW(Phdr) *const segments = (const void *)(image + header->e_phoff);
     const ElfW(Dyn) *entry = NULL;
     const ElfW(Sym) *symbols = NULL;
     const char *names = NULL;
     const ElfW(Word) *hash = NULL;
-    uintptr_t bias = 0;
+    const uint8_t *base = image; /* what addresses in it count from */
 
     for (size_t i = header->e_phnum; i-- > 0;) {
-        if (segments[i].p_type == PT_LOAD) bias = image + segments[i].p_offset - segments[i].p_vaddr;
+        if (segments[i].p_type == PT_LOAD) base = image + segments[i].p_offset - segments[i].p_vaddr;
         if (segments[i].p_type == PT_DYNAMIC) entry = (const void *)(image + segments[i].p_offset);
     }
     for (; entry != NULL && entry->d_tag != DT_NULL; entry++) {
-        const void *const at = (const void *)(bias + entry->d_un.d_ptr);
+        const void *const at = base + entry->d_un.d_ptr;
         if (entry->d_tag == DT_SYMTAB) symbols = at;
         if (entry->d_tag == DT_STRTAB) names = at;
         if (entry->d_tag == DT_HASH) hash = at;
     }
     if (symbols == NULL || names == NULL || hash == NULL) return NULL;
     for (size_t i = 0; i < hash[1]; i++) { /* which is how many symbols there are */
+        const uint8_t *const at = base + symbols[i].st_value;
+        getrandom_function *function;
         if (symbols[i].st_shndx == SHN_UNDEF || strcmp(names + symbols[i].st_name, "__vdso_getrandom") != 0) continue;
-        return (getrandom_function *)(bias + symbols[i].st_value);
+        memcpy(&function, &at, sizeof(function)); /* C has no cast for that */
+        return function;
     }
     return NULL;
 }
 
 void agsf_entropy_init(void) {
-    const uintptr_t image = getauxval(AT_SYSINFO_EHDR);
-    getrandom_function *const found = image == 0 ? NULL : find(image);
+    const uint8_t *const image = (const uint8_t *)getauxval(AT_SYSINFO_EHDR); /* NOLINT(performance-no-int-to-ptr) */
+    getrandom_function *const found = image == NULL ? NULL : find(image);
     const size_t page_nbytes = (size_t)sysconf(_SC_PAGESIZE);
     struct wishes wishes;
     uint8_t *page;
