@@ -267,7 +267,7 @@ def test_what_security_says_of_this_version():
     assert "(SECURITY.md)" in README.read_text()
     assert "include SECURITY.md" in (ROOT / "MANIFEST.in").read_text().splitlines()
     quoted = set(re.findall(r"`ags_fast\.(\w+)", text)) | set(re.findall(r"`(Ags\w+)", text))
-    assert {"openssl_version", "AgsWriter", "AgsCodec"} <= quoted
+    assert {"crypto", "AgsWriter", "AgsCodec"} <= quoted
     for name in quoted:
         assert hasattr(ags_fast, name) or hasattr(ags_fast.errors, name), name
 
