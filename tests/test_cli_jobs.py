@@ -16,6 +16,7 @@ pytest.importorskip("pyarrow")
 from typing import TYPE_CHECKING
 
 from ags_fast import cli
+from ags_fast.keys import clear_cache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,4 +170,5 @@ def test_passphrase_from_the_environment(folder: Path, monkeypatch: pytest.Monke
     arguments = ["encrypt", "src", "ds2", "--wrapping-key-id", "m", "--keystore", "other"]
     assert cli.main([*arguments, *options]) == 0
     monkeypatch.setenv("SECRET", "wrong horse battery!")
+    clear_cache()  # as in a process of its own
     assert cli.main(["verify", "ds2", "--keystore", "other", *options]) == 4
