@@ -178,7 +178,7 @@ def test_versions_that_nothing_needs_are_destroyed(
     assert cli.main(["verify", "one", *options]) == 0
     clear_cache()  # as in a process of its own
     assert cli.main(["verify", "old", *options]) == EXIT_KEY_ACCESS
-    assert "version 1 of the local key 'm' was destroyed" in capsys.readouterr().out
+    assert "version 1 of the local key 'm' was destroyed" in capsys.readouterr().err
 
 
 def test_an_open_job_keeps_no_version(kms: dict[str, str]) -> None:
