@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,7 @@ pytest.importorskip("pyarrow")
 from ags_fast.fs import Store
 from ags_fast.jobs import Row, encrypt_files
 from ags_fast.jobs.engines import local, processes, start
+from ags_fast.jobs.engines.base import JobContext
 from ags_fast.jobs.engines.processes import Worker
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys import Envelope
@@ -275,3 +278,14 @@ def test_ctrl_c_stops_large_files_in_threads(tmp_path: Path, kms: dict[str, str]
         encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, progress=interrupt)
     made = [path.name[0] for path in dataset.iterdir()]
     assert sorted(made) == ["1", "_"]
+
+
+def test_a_context_that_has_worked_travels() -> None:
+    """A worker of Spark keeps a context, and may send it on to a process for one file."""
+    context = JobContext("verify", "id")
+    context.check_goes_on()
+    pickle.loads(pickle.dumps(context)).check_goes_on()
+    context.stopped.append(True)
+    with pytest.raises(InterruptedError):
+        context.check_goes_on()
+    dataclasses.replace(context, threads=1).check_goes_on()

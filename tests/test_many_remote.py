@@ -127,7 +127,7 @@ class Recorded:
         self.most_files = self.most_nbytes = self.files = self.nbytes = self.runs = 0
         self.lock = threading.Lock()
         self.threads: set[threading.Thread] = set()
-        self.stopped = threading.Event()
+        self.stopped: list[bool] = []
 
     def run_file(self, context: Any, task: Any, attempt: int) -> Any:
         with self.lock:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import import_module
-from threading import Event
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -43,6 +41,7 @@ class JobContext:
         isolate: Whether to run each file in a process of its own, because one of them kills its worker.
         files_at_once: How many files a worker has in work at once; None: the engine decides.
         large_at_once: How many of them may have more than 64 MiB; 1: such a file is in work alone.
+        stopped: Not empty when the tasks are to end before they are done, as after Ctrl-C: see `check_goes_on`.
     """
 
     runner: ClassVar[str]
@@ -53,6 +52,7 @@ class JobContext:
     isolate: bool = field(default=False, kw_only=True)
     files_at_once: int | None = field(default=None, kw_only=True)
     large_at_once: int = field(default=1, kw_only=True)
+    stopped: list[bool] = field(default_factory=list, init=False)
 
     @property
     def work(self) -> Runner:
@@ -78,14 +78,9 @@ class JobContext:
         """Return whether no task can end the process that runs it, whatever the bytes of its file are."""
         return False
 
-    @cached_property
-    def stopped(self) -> Event:
-        """Set when the tasks are to end before they are done, as after Ctrl-C: see `check_goes_on`."""
-        return Event()
-
     def check_goes_on(self) -> None:
         """Raise InterruptedError if the task is to end: to be called between two parts of a file."""
-        if self.stopped.is_set():
+        if self.stopped:
             raise InterruptedError("the job has ended before this file was done")
 
 

@@ -88,7 +88,7 @@ def _together(context: JobContext, tasks: Sequence[AnyTask], attempt: int, files
         while waiting:
             yield waiting.popleft()[0].result()
     except BaseException:
-        context.stopped.set()
+        context.stopped.append(True)
         raise
     finally:  # after an interruption, too, no file is in work when this ends
         pool.shutdown(cancel_futures=True)
