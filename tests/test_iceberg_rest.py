@@ -167,10 +167,11 @@ def raw_of(table: Any) -> dict[str, Any]:
 def statuses(done: JobResult) -> set[str]:
     """Of all rows but one: a server makes a table's first metadata file, which is without a seal.
 
-    After a hundred others that file is in the log no more.
+    The log keeps a hundred files beside the newest. Then that one is there no more.
     """
     first = [row for row in done.rows if row.error_class == "Unsealed"]
-    assert [(row.format, row.status) for row in first] in ([], [("metadata", "skipped")])
+    full = sum(row.format == "metadata" for row in done.rows) > 100
+    assert [(row.format, row.status) for row in first] == [("metadata", "skipped")] or (full and first == [])
     return {row.status for row in done.rows if row not in first}
 
 
