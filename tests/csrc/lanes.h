@@ -2,12 +2,14 @@
  * lanes.h - stands in for csrc/vaes/vector*.h: a vector is LANES blocks, one 128-bit instruction after the other. So
  * every CPU with AES and PCLMULQDQ runs the source of kernels that it could not run, only slower.
  *
- * A program defines LANES_WANTED before. Only one kernel fits a program, since kernel.h's functions have one name.
+ * A program defines LANES_WANTED before, and has nothing else: the rest, with main(), is here. What it guards: gcm.h.
  */
 #ifndef AGSF_TEST_LANES_H
 #define AGSF_TEST_LANES_H
 
-#include "vaes/vaes.h"
+#include "support.h"
+
+#include "gcm.h"
 
 #if AGSF_HAS_VAES
 #include <immintrin.h>
@@ -27,9 +29,7 @@ typedef struct vec {
 } vec;
 
 /* With the kernel's own inlining a sanitizer's code becomes so large that its compiler takes minutes. */
-#ifndef ALWAYS_INLINE
 #define ALWAYS_INLINE static
-#endif
 
 #define EACH(expression) \
     vec result; \
@@ -76,5 +76,17 @@ static inline __m128i vec_sum(vec a) {
 #pragma GCC pop_options
 #endif
 #endif
+
+int main(void) {
+    start();
+#if AGSF_HAS_VAES
+    if (__builtin_cpu_supports("ssse3") && __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul")) {
+        check_kernel(&KERNEL);
+        return 0;
+    }
+#endif
+    printf("skipped: this CPU, or this compiler, has no AES and PCLMULQDQ\n");
+    return 0;
+}
 
 #endif
