@@ -262,6 +262,7 @@ def test_an_error_of_a_block_that_is_sealed_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["abort", "collect"])
 def test_a_writer_that_is_given_up(end: str, tmp_path: Path) -> None:
+    gc.collect()  # or files that other tests have left are closed on the way
     before = set(os.listdir("/proc/self/fd"))
     for step in range(20):
         writer = AgsWriter(tmp_path / "file", KEY, block_size=BLOCK, threads=2)

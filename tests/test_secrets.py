@@ -168,10 +168,11 @@ def test_no_property_of_a_kms_has_the_name_of_a_secret() -> None:
 def locals_of(error: BaseException | None) -> str:
     """The repr of every local of the product's frames, as tools show them that report exceptions."""
     shown, seen = [], set()
+    package = os.path.dirname(ags_fast.__file__) + os.sep  # a checkout may be in a folder of the same name
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            if f"{os.sep}ags_fast{os.sep}" in frame.f_code.co_filename:
+            if frame.f_code.co_filename.startswith(package):
                 shown += [f"{frame.f_code.co_qualname}.{name}: {value!r}" for name, value in frame.f_locals.items()]
         error = error.__cause__ or error.__context__
     assert shown
