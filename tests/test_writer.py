@@ -476,8 +476,16 @@ def test_a_file_closed_under_the_writer(then: str, tmp_path: Path) -> None:
         if then == "close with a part of a block":
             writer.write(b"x")
         number = first.fileno()
-    with (tmp_path / "other").open("w+b") as other:
-        assert other.fileno() == number
+
+    def opener(name: str, flags: int) -> int:
+        """Opens at that number, even where a lower one has become free."""
+        descriptor = os.open(name, flags, 0o600)
+        if descriptor != number:
+            os.dup2(descriptor, number, inheritable=False)
+            os.close(descriptor)
+        return number
+
+    with open(tmp_path / "other", "w+b", opener=opener) as other:
         other.write(b"\xa5" * 100)
         other.flush()
         with pytest.raises(ValueError, match="closed"):
