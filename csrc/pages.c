@@ -4,12 +4,14 @@
 
 #include "batch.h"
 #include "crc32.h"
+#include "entropy.h"
 #include "modules.h"
 #include "page_header.h"
 
 enum {
     CTR_FRAME_NBYTES = AGSF_LENGTH_NBYTES + AGSF_NONCE_NBYTES, /* and what stands before any ciphertext */
-    NONCES = 32,                                               /* drawn at once, and forgotten when the job ends */
+    PAGE_NONCES = 2, /* drawn for a job's first page: many chunks of wide files have no other */
+    NONCES = AGSF_ENTROPY_MAX_NBYTES / AGSF_NONCE_NBYTES, /* drawn at once later, and forgotten when the job ends */
     CRC_TRIES = 100, /* to seal a page until its CRC has a varint of four bytes: 1 page of 600 has none yet */
     CRC_OF_4_NBYTES = 0x07ffffff,
     HEADER_GROWTH_NBYTES = 16, /* the most that two longer varints, and a filler's head, add to a page header */
@@ -25,7 +27,7 @@ struct worker {
     agsf_pages *run;
     agsf_lane *from, *to;
     uint8_t nonces[NONCES * AGSF_NONCE_NBYTES];
-    size_t nonces_left;
+    size_t nonces_left, nonces_drawn;
 };
 
 /* A page as it was found. */
@@ -43,9 +45,10 @@ struct page {
 
 static agsf_status take_nonce(struct worker *worker, const uint8_t **nonce_ret) {
     if (worker->nonces_left == 0) {
-        const agsf_status status = agsf_draw(worker->nonces, sizeof(worker->nonces));
+        const size_t count = worker->nonces_drawn == 0 ? PAGE_NONCES : NONCES;
+        const agsf_status status = agsf_draw(worker->nonces, count * AGSF_NONCE_NBYTES);
         if (status != AGSF_OK) return status;
-        worker->nonces_left = NONCES;
+        worker->nonces_left = worker->nonces_drawn = count;
     }
     *nonce_ret = worker->nonces + --worker->nonces_left * AGSF_NONCE_NBYTES;
     return AGSF_OK;
