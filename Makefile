@@ -19,7 +19,7 @@ KERNEL_TESTS := $(patsubst %,tests/test_%.py,codec core_parquet kernel keys parq
 	parquet_view parquet_write reader vectors writer)
 DOCS := build/docs
 WORKFLOWS := build/workflows
-SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd ags_fast/_core_parquet.pxi ags_fast/_core_avro.pxi \
+SOURCES := setup.py pyproject.toml ags_fast/_core.pyx ags_fast/_agsf.pxd $(wildcard ags_fast/*.pxi) \
 	ags_fast/_version.py $(wildcard csrc/*.[ch] csrc/*/*.[ch])
 
 export PYTHON

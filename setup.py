@@ -395,6 +395,7 @@ CORE = Extension(
         "setup.py",
         "ags_fast/_agsf.pxd",
         "ags_fast/_core_parquet.pxi",
+        "ags_fast/_core_chunks.pxi",
         "ags_fast/_core_avro.pxi",
         "csrc/exports.map",
         *sorted(str(p) for p in Path("csrc").rglob("*.[ch]")),

@@ -103,6 +103,11 @@ cdef extern from "agsf.h" nogil:
 cdef extern from "agsf_parquet.h" nogil:
     enum:
         AGSF_THRIFT_STOP
+        AGSF_THRIFT_I32
+        AGSF_THRIFT_I64
+        AGSF_THRIFT_BINARY
+        AGSF_THRIFT_LIST
+        AGSF_THRIFT_STRUCT
         AGSF_THRIFT_UUID
         AGSF_FRAME_NBYTES
         AGSF_ENCODINGS
@@ -132,11 +137,12 @@ cdef extern from "agsf_parquet.h" nogil:
     ctypedef struct agsf_chunk_span:
         uint32_t begin, end, crypto
     ctypedef struct agsf_footer:
-        size_t end
+        size_t end, algorithm
+        int64_t rows
         agsf_schema_element *schema
         agsf_row_group *groups
         agsf_chunk_span *chunks
-        size_t nschema, ngroups, nchunks
+        size_t nschema, ngroups, nchunks, ncolumns
     agsf_status agsf_footer_read(const uint8_t *data, size_t nbytes, agsf_footer *footer)
     void agsf_footer_clear(agsf_footer *footer)
     agsf_status agsf_footer_plain(const uint8_t *data, const agsf_footer *footer, const uint8_t *const *metas,
@@ -147,8 +153,9 @@ cdef extern from "agsf_parquet.h" nogil:
         int64_t data_page, index_page, dictionary_page, bloom_filter, bloom_filter_nbytes
         size_t path, encodings, encoding_stats
     ctypedef struct agsf_chunk:
-        size_t begin, end, metadata, crypto, sealed_metadata, sealed_metadata_nbytes
-        bint file_path
+        size_t begin, end, crypto, key_metadata, key_metadata_nbytes, sealed_metadata, sealed_metadata_nbytes
+        agsf_column_metadata metadata
+        bint file_path, footer_key, column_key
         int64_t offset_index, offset_index_nbytes, column_index, column_index_nbytes
     agsf_status agsf_chunk_read(const uint8_t *data, size_t nbytes, size_t begin, agsf_chunk *chunk)
     agsf_status agsf_column_metadata_read(const uint8_t *data, size_t nbytes, size_t begin,

@@ -2,7 +2,8 @@
 """The binding: holds buffers, checks sizes, makes one call without the GIL, turns one status into one exception.
 
 Formats and streams are above the binding, cryptography and threads below. csrc counts messages and keeps threads once
-in a process, so there is one extension module; the half for Parquet is the text of _core_parquet.pxi.
+in a process, so there is one extension module; the half for Parquet is the text of _core_parquet.pxi
+and _core_chunks.pxi.
 """
 
 cimport cython
@@ -13,9 +14,9 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.errno cimport EINTR, errno
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memchr, memcpy, memset
+from libc.string cimport memchr, memcpy, memmove, memset
 
 from ags_fast._agsf cimport *
 
@@ -24,7 +25,7 @@ import warnings as _warnings
 from _thread import RLock as _RLock
 from collections import namedtuple as _namedtuple
 
-from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyLimitError
+from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError, KeyLimitError
 
 cdef extern from "Python.h":
     int PyUnicode_FSConverter(object path, PyObject **bytes_ret) except 0
@@ -942,6 +943,7 @@ cdef class Lines:
 
 
 include "_core_parquet.pxi"
+include "_core_chunks.pxi"
 include "_core_avro.pxi"
 
 

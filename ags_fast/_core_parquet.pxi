@@ -59,6 +59,7 @@ def thrift_list(data, size_t offset):
 
 cdef enum:
     VARINT_NBYTES = 10  # of an i64 at most
+    SPLICED_NBYTES = 4096  # of a struct with edits, on the stack
 
 
 cdef size_t _put_varint(uint8_t *out, int64_t value) noexcept:
@@ -72,6 +73,26 @@ cdef size_t _put_varint(uint8_t *out, int64_t value) noexcept:
     return n + 1
 
 
+cdef bytes _spliced(const uint8_t *data, size_t left, const agsf_thrift_edit *edits, size_t count):
+    """The struct at data, where `left` bytes are, with edits."""
+    cdef size_t room = agsf_thrift_splice_nbytes(left, edits, count), nbytes = 0, end = 0
+    cdef uint8_t near[SPLICED_NBYTES]
+    cdef uint8_t *out = near
+    cdef agsf_status status
+    if room == 0:
+        raise MemoryError
+    if room > SPLICED_NBYTES:
+        out = <uint8_t *> malloc(room)
+        if out == NULL:
+            raise MemoryError
+    try:
+        _read(agsf_thrift_splice(data, left, edits, count, out, &nbytes, &end))
+        return PyBytes_FromStringAndSize(<const char *> out, <Py_ssize_t> nbytes)
+    finally:
+        if out != near:
+            free(out)
+
+
 def thrift_splice(data, size_t offset, list edits not None):
     """Return a copy of the struct at `offset` with edits [(id, type, value)], sorted by id.
 
@@ -81,9 +102,7 @@ def thrift_splice(data, size_t offset, list edits not None):
     cdef list held = list(edits)  # keeps the values, and no other thread can change it
     cdef Py_ssize_t n = len(held), i
     cdef int last = 0
-    cdef size_t left, room, nbytes = 0, end = 0
-    cdef agsf_thrift_value struct
-    cdef bytearray memory = bytearray(n * sizeof(agsf_thrift_edit)), out
+    cdef bytearray memory = bytearray(n * sizeof(agsf_thrift_edit))
     cdef agsf_thrift_edit *raw = <agsf_thrift_edit *> PyByteArray_AS_STRING(memory)
     cdef bytearray integers = bytearray(n * VARINT_NBYTES)
     cdef uint8_t *at = <uint8_t *> PyByteArray_AS_STRING(integers)
@@ -105,17 +124,7 @@ def thrift_splice(data, size_t offset, list edits not None):
                 encoded = value
                 raw[i].value = <const uint8_t *> PyBytes_AS_STRING(encoded)
                 raw[i].nbytes = <size_t> PyBytes_GET_SIZE(encoded)
-    memset(&struct, 0, sizeof(struct))
-    struct.end, struct.type = offset, AGSF_THRIFT_UUID
-    while struct.type != AGSF_THRIFT_STOP:
-        _read(agsf_thrift_next(_data(view), _nbytes(view), False, &struct))
-    left = struct.end - offset
-    room = agsf_thrift_splice_nbytes(left, raw, n)
-    if room == 0:
-        raise MemoryError
-    out = bytearray(room)
-    _read(agsf_thrift_splice(_data(view) + offset, left, raw, n, <uint8_t *> PyByteArray_AS_STRING(out), &nbytes, &end))
-    return PyBytes_FromStringAndSize(PyByteArray_AS_STRING(out), <Py_ssize_t> nbytes)
+    return _spliced(_data(view) + offset, _nbytes(view) - offset, raw, <size_t> n)
 
 
 @cython.final
@@ -130,10 +139,23 @@ cdef class ColumnMetadata:
     cdef readonly int64_t codec, num_values, uncompressed_nbytes, compressed_nbytes
     cdef readonly int64_t data_page, index_page, dictionary_page, bloom_filter, bloom_filter_nbytes
 
-    def __cinit__(self, data, size_t begin=0):
+    def __init__(self, data, size_t begin=0):
         cdef memoryview view = _hold_from(data, begin)
         cdef agsf_column_metadata raw
         _read(agsf_column_metadata_read(_data(view), _nbytes(view), begin, &raw))
+        self._fill(&raw)
+
+    @property
+    def first_page(self):
+        """The offset of the chunk's first page in the file, in bytes; 0 if it has none."""
+        return self._first_page()
+
+    cdef int64_t _first_page(self) noexcept:
+        if 0 < self.dictionary_page and (self.dictionary_page < self.data_page or self.data_page <= 0):
+            return self.dictionary_page
+        return max(0, self.data_page)
+
+    cdef void _fill(self, const agsf_column_metadata *raw) noexcept:
         self.begin, self.end, self.path = raw.begin, raw.end, raw.path
         self.encodings, self.encoding_stats = raw.encodings, raw.encoding_stats
         self.codec, self.num_values = raw.codec, raw.num_values
@@ -145,18 +167,23 @@ cdef class ColumnMetadata:
 @cython.final
 @cython.auto_pickle(False)
 cdef class ColumnChunk:
-    """A ColumnChunk of a footer: where its parts begin (0: missing), and its indexes in the file (-1: missing)."""
+    """A ColumnChunk of a footer: where its parts begin (0: missing), and its indexes in the file (-1: missing).
+
+    `footer_key` and `column_key` are what its crypto_metadata say, if they are known ones, and `key_metadata` is what
+    they say of the column key.
+    """
 
     cdef readonly size_t begin, end, metadata, crypto, sealed_metadata, sealed_metadata_nbytes
-    cdef readonly bint file_path
+    cdef readonly bint file_path, footer_key, column_key
+    cdef readonly bytes key_metadata
     cdef readonly int64_t offset_index, offset_index_nbytes, column_index, column_index_nbytes
 
-    cdef int _read(self, memoryview view, size_t begin) except -1:
-        cdef agsf_chunk raw
-        _read(agsf_chunk_read(_data(view), _nbytes(view), begin, &raw))
-        self.begin, self.end, self.metadata, self.crypto = raw.begin, raw.end, raw.metadata, raw.crypto
+    cdef int _fill(self, memoryview view, const agsf_chunk *raw) except -1:
+        self.begin, self.end, self.metadata, self.crypto = raw.begin, raw.end, raw.metadata.begin, raw.crypto
         self.sealed_metadata, self.sealed_metadata_nbytes = raw.sealed_metadata, raw.sealed_metadata_nbytes
-        self.file_path = raw.file_path
+        self.file_path, self.footer_key, self.column_key = raw.file_path, raw.footer_key, raw.column_key
+        if raw.key_metadata_nbytes > 0:
+            self.key_metadata = (<const char *> _data(view))[raw.key_metadata:raw.key_metadata + raw.key_metadata_nbytes]
         self.offset_index, self.offset_index_nbytes = raw.offset_index, raw.offset_index_nbytes
         self.column_index, self.column_index_nbytes = raw.column_index, raw.column_index_nbytes
         return 0
@@ -191,6 +218,21 @@ cdef class Footer:
         return self._raw.end
 
     @property
+    def columns(self):
+        """How many columns the schema has."""
+        return self._raw.ncolumns
+
+    @property
+    def rows(self):
+        """How many rows it says that there are; 0 if it does not say."""
+        return self._raw.rows
+
+    @property
+    def signed(self):
+        """Whether it has an encryption_algorithm, as only a signed footer has."""
+        return self._raw.algorithm != 0
+
+    @property
     def chunks(self):
         """How many column chunks there are."""
         return self._raw.nchunks
@@ -210,10 +252,15 @@ cdef class Footer:
 
     def chunk(self, size_t number):
         """Return the ColumnChunk of this number."""
+        cdef agsf_chunk raw
+        return self._chunk(number, &raw)
+
+    cdef ColumnChunk _chunk(self, size_t number, agsf_chunk *raw):
         cdef ColumnChunk chunk = ColumnChunk.__new__(ColumnChunk)
         if number >= self._raw.nchunks:
             raise IndexError(number)
-        chunk._read(self._view, self._raw.chunks[number].begin)
+        _read(agsf_chunk_read(_data(self._view), _nbytes(self._view), self._raw.chunks[number].begin, raw))
+        chunk._fill(self._view, raw)
         return chunk
 
     def encrypted(self):
@@ -369,11 +416,31 @@ cdef class PageRun:
     cdef readonly uint32_t pages  # the ordinal of the next data page: the number of data pages so far, if `page` was 0
     cdef readonly uint32_t outside_levels  # V2 pages so far with levels outside of their modules, without a tag
     cdef bint _running
+    cdef size_t _at  # where its output begins in a buffer that several runs share
     cdef object _label, _row_group
 
-    def __cinit__(self, Modules source, Modules target, int mode, uint64_t nbytes, uint64_t values, *, int v2_layout=0,
+    def __init__(self, Modules source, Modules target, int mode, uint64_t nbytes, uint64_t values, *, int v2_layout=0,
                   bint short_sizes=False, bint keep_checksum=True, bint refuse_levels=False, bint table=False,
                   uint32_t page=0, bint began=False, bint dictionary=False, label=None, row_group=None):
+        self._set(source, target, mode, nbytes, values, short_sizes)
+        self._raw.v2_layout = v2_layout
+        self._raw.keep_checksum = keep_checksum
+        self._raw.refuse_levels = refuse_levels
+        self._raw.page = self.pages = page
+        self._raw.began = began
+        self._raw.dictionary = dictionary
+        self._label, self._row_group = label, row_group
+        if table:
+            self._grow_table()
+
+    def __dealloc__(self):
+        self._free_header()
+        free(self._raw.table)
+
+    cdef int _set(self, Modules source, Modules target, int mode, uint64_t nbytes, uint64_t values,
+                  bint short_sizes) except -1:
+        if self._raw.nbytes:
+            raise ValueError("a PageRun is made once")
         if mode == AGSF_PAGES_COPY and source is None and target is None:
             raise ValueError("pages are copied from or to a sealed side")
         if mode == AGSF_PAGES_SAME_SIZE and (source is None or target is None or source._raw.ctr != target._raw.ctr
@@ -389,20 +456,8 @@ cdef class PageRun:
         self._raw.mode = <agsf_pages_mode> mode
         self._raw.nbytes = nbytes
         self._raw.values_left = values
-        self._raw.v2_layout = v2_layout
         self._raw.short_sizes = short_sizes
-        self._raw.keep_checksum = keep_checksum
-        self._raw.refuse_levels = refuse_levels
-        self._raw.page = self.pages = page
-        self._raw.began = began
-        self._raw.dictionary = dictionary
-        self._label, self._row_group = label, row_group
-        if table:
-            self._grow_table()
-
-    def __dealloc__(self):
-        self._free_header()
-        free(self._raw.table)
+        return 0
 
     cdef int _free_header(self) except -1:
         if self._raw.header != NULL:

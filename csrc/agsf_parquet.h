@@ -90,11 +90,14 @@ typedef struct agsf_chunk_span {
 } agsf_chunk_span;
 
 typedef struct agsf_footer {
-    size_t end; /* of the struct; what follows is padding */
+    size_t end;       /* of the struct; what follows is padding */
+    int64_t rows;     /* 0 if it does not say */
+    size_t algorithm; /* where its encryption_algorithm begins, or 0: only a signed footer has one */
     agsf_schema_element *schema;
     agsf_row_group *groups;
     agsf_chunk_span *chunks;
     size_t nschema, ngroups, nchunks;
+    size_t ncolumns; /* elements without children, beside the root */
 } agsf_footer;
 
 /* On AGSF_OK, agsf_footer_clear() must follow. Failures: AGSF_BAD_FORMAT, AGSF_NO_MEMORY, AGSF_ORDINAL. */
@@ -119,8 +122,10 @@ typedef struct agsf_column_metadata {
 /* The numbers of a ColumnChunk. -1: the field is missing. */
 typedef struct agsf_chunk {
     size_t begin, end;
-    size_t metadata;                                /* where its meta_data begins, or 0 */
+    agsf_column_metadata metadata;                  /* whose `begin` is 0 if there are none */
     size_t crypto;                                  /* where its crypto_metadata begins, or 0 */
+    bool footer_key, column_key;                    /* what its crypto_metadata say, if they are known ones */
+    size_t key_metadata, key_metadata_nbytes;       /* of the column key; 0 if it has none */
     size_t sealed_metadata, sealed_metadata_nbytes; /* its encrypted_column_metadata; 0 if it has none */
     bool file_path;                                 /* the pages are in another file */
     int64_t offset_index, offset_index_nbytes, column_index, column_index_nbytes;

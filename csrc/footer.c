@@ -7,7 +7,9 @@
 /* Ids of fields, as parquet.thrift numbers them. */
 enum {
     FILE_SCHEMA = 2,
+    FILE_ROWS = 3,
     FILE_ROW_GROUPS = 4,
+    FILE_ALGORITHM = 8,
     ELEMENT_NAME = 4,
     ELEMENT_CHILDREN = 5,
     GROUP_COLUMNS = 1,
@@ -19,6 +21,9 @@ enum {
     CHUNK_COLUMN_INDEX_NBYTES = 7,
     CHUNK_CRYPTO = 8,
     CHUNK_SEALED_METADATA = 9,
+    CRYPTO_FOOTER_KEY = 1,
+    CRYPTO_COLUMN_KEY = 2,
+    COLUMN_KEY_METADATA = 2,
     METADATA_ENCODINGS = 2,
     METADATA_PATH = 3,
     METADATA_CODEC = 4,
@@ -110,6 +115,7 @@ static agsf_status read_schema(agsf_cursor *cursor, const uint8_t *data, agsf_fo
         left[depth - 1]--;
         if (element->children > 0) left[depth++] = element->children;
         if (element->children == 0 && ++leaves > AGSF_ORDINAL_MAX + 1) return AGSF_ORDINAL;
+        if (i > 0) footer->ncolumns = leaves;
     }
     while (depth > 0 && left[depth - 1] == 0) depth--;
     if (count > 0 && depth > 0) cursor->bad = true; /* a group lacks children */
@@ -183,7 +189,10 @@ agsf_status agsf_footer_read(const uint8_t *data, size_t nbytes, agsf_footer *fo
             status = read_schema(&cursor, data, footer);
         } else if (id == FILE_ROW_GROUPS && type == AGSF_THRIFT_LIST) {
             status = read_row_groups(&cursor, data, footer);
+        } else if (id == FILE_ROWS && is_int(type)) {
+            footer->rows = agsf_thrift_int(&cursor);
         } else {
+            if (id == FILE_ALGORITHM) footer->algorithm = (size_t)(cursor.at - data);
             agsf_thrift_skip(&cursor, type, false);
         }
     }
@@ -238,6 +247,73 @@ agsf_status agsf_footer_plain(const uint8_t *data, const agsf_footer *footer, co
 
 /* ---------------------------------------------------------------- one column chunk */
 
+/* A ColumnCryptoMetaData: a union, of which a column key is believed first. */
+static void read_crypto(agsf_cursor *cursor, const uint8_t *data, agsf_chunk *chunk) {
+    int16_t id = 0, inner = 0;
+    unsigned type;
+
+    while (agsf_thrift_field(cursor, &id, &type)) {
+        if (id == CRYPTO_FOOTER_KEY) chunk->footer_key = true;
+        if (id != CRYPTO_COLUMN_KEY || type != AGSF_THRIFT_STRUCT) {
+            agsf_thrift_skip(cursor, type, false);
+            continue;
+        }
+        chunk->column_key = true;
+        while (agsf_thrift_field(cursor, &inner, &type)) {
+            if (inner == COLUMN_KEY_METADATA && type == AGSF_THRIFT_BINARY) {
+                chunk->key_metadata = (size_t)(agsf_thrift_binary(cursor, &chunk->key_metadata_nbytes) - data);
+            } else {
+                agsf_thrift_skip(cursor, type, false);
+            }
+        }
+    }
+}
+
+static void read_metadata(agsf_cursor *cursor, const uint8_t *data, agsf_column_metadata *metadata) {
+    int16_t id = 0;
+    unsigned type;
+
+    *metadata = (agsf_column_metadata){.begin = (size_t)(cursor->at - data),
+                                       .codec = -1,
+                                       .num_values = -1,
+                                       .uncompressed_nbytes = -1,
+                                       .compressed_nbytes = -1,
+                                       .data_page = -1,
+                                       .index_page = -1,
+                                       .dictionary_page = -1,
+                                       .bloom_filter = -1,
+                                       .bloom_filter_nbytes = -1};
+    while (agsf_thrift_field(cursor, &id, &type)) {
+        int64_t *number = NULL;
+        if (id == METADATA_CODEC) number = &metadata->codec;
+        if (id == METADATA_NUM_VALUES) number = &metadata->num_values;
+        if (id == METADATA_UNCOMPRESSED) number = &metadata->uncompressed_nbytes;
+        if (id == METADATA_COMPRESSED) number = &metadata->compressed_nbytes;
+        if (id == METADATA_DATA_PAGE) number = &metadata->data_page;
+        if (id == METADATA_INDEX_PAGE) number = &metadata->index_page;
+        if (id == METADATA_DICTIONARY_PAGE) number = &metadata->dictionary_page;
+        if (id == METADATA_BLOOM_FILTER) number = &metadata->bloom_filter;
+        if (id == METADATA_BLOOM_FILTER_NBYTES) number = &metadata->bloom_filter_nbytes;
+        if (number != NULL && is_int(type)) {
+            *number = agsf_thrift_int(cursor);
+            continue;
+        }
+        if (id == METADATA_PATH) metadata->path = (size_t)(cursor->at - data);
+        if (id == METADATA_ENCODINGS) metadata->encodings = (size_t)(cursor->at - data);
+        if (id == METADATA_ENCODING_STATS) metadata->encoding_stats = (size_t)(cursor->at - data);
+        agsf_thrift_skip(cursor, type, false);
+    }
+    metadata->end = (size_t)(cursor->at - data);
+}
+
+agsf_status agsf_column_metadata_read(const uint8_t *data, size_t nbytes, size_t begin,
+                                      agsf_column_metadata *metadata) {
+    agsf_cursor cursor = agsf_cursor_over(data, nbytes, begin);
+
+    read_metadata(&cursor, data, metadata);
+    return cursor.bad ? AGSF_BAD_FORMAT : AGSF_OK;
+}
+
 agsf_status agsf_chunk_read(const uint8_t *data, size_t nbytes, size_t begin, agsf_chunk *chunk) {
     agsf_cursor cursor = agsf_cursor_over(data, nbytes, begin);
     int16_t id = 0;
@@ -256,55 +332,18 @@ agsf_status agsf_chunk_read(const uint8_t *data, size_t nbytes, size_t begin, ag
             continue;
         }
         if (id == CHUNK_FILE_PATH) chunk->file_path = true;
-        if (id == CHUNK_METADATA && type == AGSF_THRIFT_STRUCT) chunk->metadata = (size_t)(cursor.at - data);
-        if (id == CHUNK_CRYPTO && type == AGSF_THRIFT_STRUCT) chunk->crypto = (size_t)(cursor.at - data);
-        if (id == CHUNK_SEALED_METADATA && type == AGSF_THRIFT_BINARY) {
+        if (id == CHUNK_METADATA && type == AGSF_THRIFT_STRUCT) {
+            read_metadata(&cursor, data, &chunk->metadata);
+        } else if (id == CHUNK_CRYPTO && type == AGSF_THRIFT_STRUCT) {
+            chunk->crypto = (size_t)(cursor.at - data);
+            read_crypto(&cursor, data, chunk);
+        } else if (id == CHUNK_SEALED_METADATA && type == AGSF_THRIFT_BINARY) {
             chunk->sealed_metadata = (size_t)(agsf_thrift_binary(&cursor, &chunk->sealed_metadata_nbytes) - data);
         } else {
             agsf_thrift_skip(&cursor, type, false);
         }
     }
     chunk->end = (size_t)(cursor.at - data);
-    return cursor.bad ? AGSF_BAD_FORMAT : AGSF_OK;
-}
-
-agsf_status agsf_column_metadata_read(const uint8_t *data, size_t nbytes, size_t begin,
-                                      agsf_column_metadata *metadata) {
-    agsf_cursor cursor = agsf_cursor_over(data, nbytes, begin);
-    int16_t id = 0;
-    unsigned type;
-
-    *metadata = (agsf_column_metadata){.begin = begin,
-                                       .codec = -1,
-                                       .num_values = -1,
-                                       .uncompressed_nbytes = -1,
-                                       .compressed_nbytes = -1,
-                                       .data_page = -1,
-                                       .index_page = -1,
-                                       .dictionary_page = -1,
-                                       .bloom_filter = -1,
-                                       .bloom_filter_nbytes = -1};
-    while (agsf_thrift_field(&cursor, &id, &type)) {
-        int64_t *number = NULL;
-        if (id == METADATA_CODEC) number = &metadata->codec;
-        if (id == METADATA_NUM_VALUES) number = &metadata->num_values;
-        if (id == METADATA_UNCOMPRESSED) number = &metadata->uncompressed_nbytes;
-        if (id == METADATA_COMPRESSED) number = &metadata->compressed_nbytes;
-        if (id == METADATA_DATA_PAGE) number = &metadata->data_page;
-        if (id == METADATA_INDEX_PAGE) number = &metadata->index_page;
-        if (id == METADATA_DICTIONARY_PAGE) number = &metadata->dictionary_page;
-        if (id == METADATA_BLOOM_FILTER) number = &metadata->bloom_filter;
-        if (id == METADATA_BLOOM_FILTER_NBYTES) number = &metadata->bloom_filter_nbytes;
-        if (number != NULL && is_int(type)) {
-            *number = agsf_thrift_int(&cursor);
-            continue;
-        }
-        if (id == METADATA_PATH) metadata->path = (size_t)(cursor.at - data);
-        if (id == METADATA_ENCODINGS) metadata->encodings = (size_t)(cursor.at - data);
-        if (id == METADATA_ENCODING_STATS) metadata->encoding_stats = (size_t)(cursor.at - data);
-        agsf_thrift_skip(&cursor, type, false);
-    }
-    metadata->end = (size_t)(cursor.at - data);
     return cursor.bad ? AGSF_BAD_FORMAT : AGSF_OK;
 }
 

@@ -617,6 +617,11 @@ def test_leaves() -> None:
     data = schema(("root", 3), ("a", 0), ("b", 2), ("c", 0), ("d", 1), ("e.f", 0), ("g", 0))
     assert leaf_paths(_core.Footer(data).schema()) == [("a",), ("b", "c"), ("b", "d", "e.f"), ("g",)]
     assert leaf_paths(_core.Footer(schema(("root", 0))).schema()) == []
+    assert [_core.Footer(one).columns for one in (data, schema(("root", 0)), schema(("root", 1), ("a", 0)))] == [
+        4,
+        0,
+        1,
+    ]
     for elements in (
         [("root", 2), ("a", 0)],
         [("root", 1), ("a", 0), ("b", 0)],
@@ -626,6 +631,36 @@ def test_leaves() -> None:
     ):
         with pytest.raises(FormatError):
             leaf_paths(_core.Footer(schema(*elements)).schema())
+
+
+@pytest.mark.parametrize(
+    ("crypto", "said"),
+    [
+        (None, (False, False, None)),
+        ({1: Value(STRUCT, {})}, (True, False, None)),
+        ({2: Value(STRUCT, {1: Value(LIST, [], BINARY)})}, (False, True, None)),
+        ({2: Value(STRUCT, {2: Value(BINARY, b"m")})}, (False, True, b"m")),
+        ({2: Value(STRUCT, {2: Value(BINARY, b"")})}, (False, True, None)),
+        ({1: Value(STRUCT, {}), 2: Value(STRUCT, {2: Value(BINARY, b"m")})}, (True, True, b"m")),
+        ({2: Value(I32, 7)}, (False, False, None)),
+        ({2: Value(STRUCT, {2: Value(I32, 7)})}, (False, True, None)),
+        ({3: Value(STRUCT, {2: Value(BINARY, b"m")})}, (False, False, None)),
+    ],
+)
+def test_what_crypto_metadata_say(crypto: dict[int, Value] | None, said: tuple[bool, bool, bytes | None]) -> None:
+    fields = {2: Value(I64, 0), 3: Value(STRUCT, {5: Value(I64, 3), 7: Value(I64, 90), 9: Value(I64, 4)})}
+    chunk = Value(STRUCT, fields | ({} if crypto is None else {8: Value(STRUCT, crypto)}))
+    group = Value(STRUCT, {1: Value(LIST, [chunk], STRUCT)})
+    leaves = [Value(STRUCT, {4: Value(BINARY, b"root"), 5: Value(I32, 1)}), Value(STRUCT, {4: Value(BINARY, b"a")})]
+    file = {2: Value(LIST, leaves, STRUCT), 3: Value(I64, 3), 4: Value(LIST, [group], STRUCT)}
+    for signed in (False, True):
+        more = {8: Value(STRUCT, {1: Value(STRUCT, {})})} if signed else {}
+        footer = _core.Footer(encode(Value(STRUCT, file | more)))
+        assert (footer.rows, footer.signed) == (3, signed)
+        one = _core.Chunk(footer, 0, 5, 6, 0, ("a",), "a")
+        assert (one.raw.footer_key, one.raw.column_key, one.raw.key_metadata) == said
+        assert bool(one.raw.crypto) == (crypto is not None)
+        assert (one.numbers().num_values, one.numbers().compressed_nbytes, one.begin(), one.whole) == (3, 90, 4, True)
 
 
 def test_footers_are_cut_and_changed(made: list[File]) -> None:
@@ -641,7 +676,8 @@ def test_footers_are_cut_and_changed(made: list[File]) -> None:
                 footer = _core.Footer(bytes(changed))
                 leaf_paths(footer.schema())
                 for number in range(footer.chunks):
-                    _core.ColumnMetadata(footer.data, footer.chunk(number).metadata)
+                    chunk = _core.Chunk(footer, number, 0, 0, 0, ("a",), "a")
+                    assert _core.ColumnMetadata(footer.data, chunk.raw.metadata).end <= footer.end
                 footer.plain({})
             except FormatError:
                 pass

@@ -7,35 +7,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ags_fast._core import FRAME_NBYTES, Footer, thrift_splice
+from ags_fast._core import FRAME_NBYTES, Footer, moved_chunk, moved_chunks, thrift_splice
 from ags_fast.columnar import thrift
 from ags_fast.columnar.schema import tree
 from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.parquet.keys import dotted
-from ags_fast.parquet.mover import Moved
 from ags_fast.parquet.opened import unknown_fields, with_kept
 from ags_fast.parquet.spec import (
-    BLOOM_HEADER,
-    COLUMN_INDEX,
     COLUMN_METADATA,
     ENCRYPTED_MAGIC,
     FOOTER,
-    OFFSET_INDEX,
     PLAIN_MAGIC,
     TAIL_NBYTES,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from ags_fast._core import Modules
+    from ags_fast._core import Chunk, Modules
     from ags_fast.columnar.thrift import Edits
     from ags_fast.files.sink import Target
     from ags_fast.parquet.masked import Masked
-    from ags_fast.parquet.mover import Side
-    from ags_fast.parquet.opened import Chunk, Crypto, Opened
-    from ags_fast.parquet.sealer import Sealer
+    from ags_fast.parquet.opened import Crypto, Opened
 
 __all__ = [
     "SPECULATIVE_NBYTES",
@@ -53,43 +47,6 @@ __all__ = [
 
 SPECULATIVE_NBYTES = 64 << 10  # from the end: what Arrow reads in the hope that it has all of the footer
 
-NOWHERE = (None, None)
-UNDER_FOOTER_KEY = thrift.struct([(1, thrift.STRUCT, thrift.struct([]))])  # a ColumnCryptoMetaData
-
-
-def _column_metadata(chunk: Chunk, moved: Moved) -> bytes:
-    """Return a chunk's ColumnMetaData with its new places and sizes."""
-    metadata = chunk.numbers()
-    data_page = moved.first_data_page
-    if data_page is None and metadata.data_page > 0:
-        data_page = moved.begin  # a chunk that has no data page, and names one nevertheless
-    index_page = None
-    if moved.shift is not None and metadata.index_page > 0:
-        index_page = metadata.index_page + moved.shift
-    bloom = moved.parts.get(BLOOM_HEADER)
-    stats = None
-    if metadata.encoding_stats == 0 and moved.run is not None and (encodings := moved.run.encodings):
-        # parquet-java infers from them whether there is a dictionary.
-        stats = thrift.list_of(
-            thrift.STRUCT,
-            [
-                thrift.struct((i, thrift.I32, thrift.integer(value)) for i, value in enumerate(row, 1))
-                for row in encodings
-            ],
-        )
-
-    edits: Edits = [
-        (6, thrift.I64, moved.uncompressed),
-        (7, thrift.I64, moved.nbytes),
-        (9, thrift.I64, data_page or 0),
-        (10, thrift.I64, index_page),
-        (11, thrift.I64, moved.dictionary_page),
-        *([(13, thrift.LIST, stats)] if stats is not None else []),
-        (14, thrift.I64, bloom[0] if bloom else None),
-        (15, thrift.I32, bloom[1] if bloom else None),
-    ]
-    return thrift_splice(chunk.shown_metadata(), 0, edits)
-
 
 def _redacted(metadata: bytes) -> bytes:
     """Return what a plaintext footer may show of an encrypted column: nothing that was computed from its values."""
@@ -98,104 +55,40 @@ def _redacted(metadata: bytes) -> bytes:
     return thrift_splice(metadata, 0, [(number, 0, None) for number in sorted(fields) if number not in shown])
 
 
-def _crypto_metadata(side: Side, chunk: Chunk) -> bytes:
-    """Encode ColumnCryptoMetaData (section 5.2)."""
-    if side.kind == "footer":
-        return UNDER_FOOTER_KEY
-    path = thrift.list_of(
-        thrift.BINARY, [thrift.binary(name.encode("utf-8", "surrogateescape")) for name in chunk.path]
+def _encoding_stats(rows: list[tuple[int, int, int]]) -> bytes:
+    """Encode the PageEncodingStats of (page type, encoding, number of pages)."""
+    return thrift.list_of(
+        thrift.STRUCT,
+        [thrift.struct((i, thrift.I32, thrift.integer(value)) for i, value in enumerate(row, 1)) for row in rows],
     )
-    metadata = thrift.binary(side.key_metadata) if side.key_metadata else None
-    fields = thrift.struct([(1, thrift.LIST, path), (2, thrift.BINARY, metadata)])
-    return thrift.struct([(2, thrift.STRUCT, fields)])
-
-
-def _column_chunk(
-    chunk: Chunk, metadata: bytes, side: Side, parts: dict[int, tuple[int, int]], plaintext_footer: bool
-) -> bytes:
-    """Return the ColumnChunk as it goes into the new footer (section 5.3)."""
-    shown: bytes | None = metadata
-    sealed = None
-    unknown = unknown_fields(chunk) if side.modules is not None and plaintext_footer else []
-    if side.modules is not None and _seals_metadata(side, plaintext_footer):
-        whole = with_kept(metadata, chunk.data) if unknown else metadata
-        sealed = thrift.binary(side.modules.seal(COLUMN_METADATA, whole))
-        shown = _redacted(metadata) if plaintext_footer else None
-
-    offset_index, column_index = parts.get(OFFSET_INDEX, NOWHERE), parts.get(COLUMN_INDEX, NOWHERE)
-    return thrift_splice(
-        chunk.data,
-        0,
-        [
-            (2, thrift.I64, 0),
-            (3, thrift.STRUCT, shown),
-            (4, thrift.I64, offset_index[0]),
-            (5, thrift.I32, offset_index[1]),
-            (6, thrift.I64, column_index[0]),
-            (7, thrift.I32, column_index[1]),
-            (8, thrift.STRUCT, None if side.modules is None else _crypto_metadata(side, chunk)),
-            (9, thrift.BINARY, sealed),
-            *((number, 0, None) for number in unknown),
-        ],
-    )
-
-
-def _seals_metadata(side: Side, plaintext_footer: bool) -> bool:
-    """Whether the ColumnMetaData is a module of its own."""
-    return side.modules is not None and (side.kind == "column" or plaintext_footer)
 
 
 class NewFooter:
     """The FileMetaData of a new file, made row group by row group.
 
     Args:
-        moved: Where the parts of chunks are, by the chunk's number.
-        side: How chunks are sealed.
         crypto: How the new file is encrypted; None if it is not.
         plaintext_footer: Whether the footer is signed, in plain text.
     """
 
-    def __init__(
-        self,
-        moved: dict[int, Moved],
-        side: Callable[[Chunk], Side],
-        crypto: Crypto | None = None,
-        plaintext_footer: bool = False,
-    ) -> None:
+    def __init__(self, crypto: Crypto | None = None, plaintext_footer: bool = False) -> None:
         self.groups: list[bytes] = []
-        self._moved = moved
-        self._side = side
         self._crypto = crypto
         self._plaintext = plaintext_footer
         self._chunks = 0
         self._sealed: dict[int, bytes] = {}  # ColumnMetaData that are modules of their own, by number in this footer
         self._kept: dict[int, Edits] = {}  # fields of ColumnChunks that moved into these
 
-    def add(self, data: bytes, chunks: Iterable[Chunk], sorting: Edits | None = None) -> None:
+    def add(self, data: bytes, chunks: list[Chunk], sorting: Edits | None = None) -> None:
         """Add a row group.
 
         Args:
             data: The RowGroup of the source.
-            chunks: Its column chunks.
+            chunks: Its column chunks, which a Mover has moved.
             sorting: Edits of its sorting_columns.
         """
-        columns, first, total, uncompressed = [], 0, 0, 0
-        for chunk in chunks:
-            there, side = self._moved.get(chunk.number) or Moved(), self._side(chunk)
-            metadata = _column_metadata(chunk, there)
-            columns.append(_column_chunk(chunk, metadata, side, there.parts, self._plaintext))
-            if _seals_metadata(side, self._plaintext):
-                self._sealed[self._chunks] = metadata
-                if self._plaintext and (unknown := unknown_fields(chunk)):
-                    fields = Struct(chunk.data).fields
-                    self._kept[self._chunks] = [
-                        (number, fields[number][0], chunk.data[fields[number][1] : fields[number][2]])
-                        for number in unknown
-                    ]
-            self._chunks += 1
-            first = first or there.begin
-            total += there.nbytes
-            uncompressed += there.uncompressed
+        columns, first, total, uncompressed = moved_chunks(chunks, self._plaintext, self._sealed_chunk, _encoding_stats)
+        self._chunks += len(chunks)
         edits: Edits = [
             (1, thrift.LIST, thrift.list_of(thrift.STRUCT, columns)),
             (2, thrift.I64, thrift.integer(uncompressed)),
@@ -205,6 +98,21 @@ class NewFooter:
             (7, thrift.I16, thrift.integer(len(self.groups))),
         ]
         self.groups.append(thrift_splice(data, 0, edits))
+
+    def _sealed_chunk(self, chunk: Chunk, metadata: bytes) -> bytes:
+        """Return a ColumnChunk whose metadata are a module of their own (section 5.3)."""
+        modules, number = chunk.target, self._chunks + chunk.column
+        assert modules is not None
+        self._sealed[number] = metadata
+        if not self._plaintext:
+            return moved_chunk(chunk, None, thrift.binary(modules.seal(COLUMN_METADATA, metadata)))
+        shown, unknown = _redacted(metadata), unknown_fields(chunk)
+        if not unknown:
+            return moved_chunk(chunk, shown, thrift.binary(modules.seal(COLUMN_METADATA, metadata)))
+        fields = Struct(chunk.data).fields
+        self._kept[number] = [(one, fields[one][0], chunk.data[fields[one][1] : fields[one][2]]) for one in unknown]
+        sealed = thrift.binary(modules.seal(COLUMN_METADATA, with_kept(metadata, chunk.data)))
+        return thrift_splice(moved_chunk(chunk, shown, sealed), 0, [(one, 0, None) for one in unknown])
 
     def of_file(self, opened: Opened, chunks: Iterable[Chunk], dropped: Dropped | None = None) -> bytes:
         """Add all row groups of a file, and return the FileMetaData, unsealed. `dropped` are columns to leave out."""
@@ -278,7 +186,7 @@ def put_footer(target: Target, footer: bytes, crypto: Crypto | None, modules: Mo
     target.finish()
 
 
-def resealed_footer(opened: Opened, held: list[Chunk], sealer: Sealer, crypto: Crypto, plaintext: bool) -> bytes:
+def resealed_footer(opened: Opened, held: list[Chunk], crypto: Crypto, plaintext: bool) -> bytes:
     """Return the same footer, with the crypto_metadata and the sealed ColumnMetaData of the new keys."""
     by_number = {chunk.number: chunk for chunk in held if chunk.modules is not None}
     groups = []
@@ -289,11 +197,10 @@ def resealed_footer(opened: Opened, held: list[Chunk], sealer: Sealer, crypto: C
             data = opened.data[raw.begin : raw.end]
             chunk = by_number.get(number)
             if chunk is not None:
-                side = sealer(chunk)
-                assert side.modules is not None
-                edits: Edits = [(8, thrift.STRUCT, _crypto_metadata(side, chunk))]
+                assert chunk.target is not None
+                edits: Edits = [(8, thrift.STRUCT, chunk.side.crypto_metadata)]
                 if raw.sealed_metadata:
-                    sealed = side.modules.seal(COLUMN_METADATA, _padded(chunk))
+                    sealed = chunk.target.seal(COLUMN_METADATA, _padded(chunk))
                     edits.append((9, thrift.BINARY, thrift.binary(sealed)))
                 data = thrift_splice(data, 0, edits)
             columns.append(data)

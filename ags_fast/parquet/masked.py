@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ags_fast._core import Chunk
     from ags_fast.columnar.schema import Node
     from ags_fast.columnar.thrift import Edits
-    from ags_fast.parquet.opened import Chunk, Opened
+    from ags_fast.parquet.opened import Opened
 
 __all__ = ["Masked"]
 

@@ -7,8 +7,20 @@ file's size (Parquet Modular Encryption, section 5).
 from __future__ import annotations
 
 import hmac
+from functools import cached_property
 
-from ags_fast._core import CHECK, DONE, ColumnChunk, ColumnMetadata, Footer, Modules, PageRun, run_pages, thrift_splice
+from ags_fast._core import (
+    CHECK,
+    DONE,
+    Chunk,
+    ColumnMetadata,
+    Footer,
+    Modules,
+    PageRun,
+    column_chunks,
+    run_pages,
+    thrift_splice,
+)
 from ags_fast.columnar.schema import leaf_paths
 from ags_fast.columnar.thrift import BINARY, FALSE, STRUCT, TRUE, Struct, binary, struct
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, PolicyError
@@ -35,7 +47,7 @@ if TYPE_CHECKING:
     from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.keys import ColumnPath
 
-__all__ = ["Chunk", "Crypto", "Opened", "first_page", "unknown_fields", "with_kept"]
+__all__ = ["Crypto", "Opened", "unknown_fields", "with_kept"]
 
 FIRST_READ_NBYTES = (64 << 10) - 4  # from the end: mostly the footer is in it; 64 KiB with the magic at the beginning
 
@@ -85,7 +97,6 @@ class Crypto:
 # struct of these fields, as bytes.
 KEPT_MARK = b"ags_fast ColumnChunk\0"
 KNOWN = 9  # the last field of a ColumnChunk that is known here
-NO_EDITS: Edits = []  # one for all chunks that need none
 LAST_ID = 32767  # the largest id of a field
 
 
@@ -103,77 +114,6 @@ def with_kept(metadata: bytes, data: bytes) -> bytes:
     value = binary(KEPT_MARK + thrift_splice(b"\0", 0, unknown))
     free = next(number for number in range(LAST_ID, KNOWN, -1) if number not in there)
     return thrift_splice(metadata, 0, [(free, BINARY, value)])
-
-
-def first_page(metadata: ColumnMetadata) -> int:
-    """Return the offset of a chunk's first page in the file, in bytes; 0 if it has none."""
-    dictionary, data = metadata.dictionary_page, metadata.data_page
-    return dictionary if 0 < dictionary < data or data <= 0 < dictionary else max(0, data)
-
-
-class Chunk:
-    """A column chunk: its place, its ColumnMetaData once that is known, and how its modules are sealed.
-
-    `data` is the ColumnChunk, and `kept` are its fields that came out of the sealed ColumnMetaData. `kind` is "plain",
-    "footer" or "column", after the key. `modules` is None if the chunk is plain or its key is not held. `metadata` is
-    None if its key is not held and the footer is encrypted.
-    """
-
-    __slots__ = (
-        "column",
-        "data",
-        "kept",
-        "kept_in",
-        "key_metadata",
-        "kind",
-        "metadata",
-        "metadata_bytes",
-        "missing",
-        "modules",
-        "number",
-        "ordinal",
-        "path",
-        "raw",
-        "row_group",
-    )
-
-    def __init__(
-        self, number: int, row_group: int, ordinal: int, column: int, path: ColumnPath, raw: ColumnChunk, footer: bytes
-    ) -> None:
-        self.data = footer[raw.begin : raw.end]
-        self.kept: Edits = NO_EDITS
-        self.kept_in = 0  # the field that `kept` came out of
-        self.number = number
-        self.row_group = row_group
-        self.ordinal = ordinal  # of the row group, as its AADs have it
-        self.column = column
-        self.path = path
-        self.raw = raw
-        self.kind = "plain"
-        self.key_metadata: bytes | None = None
-        self.metadata: ColumnMetadata | None = None
-        self.metadata_bytes = b""
-        self.modules: Modules | None = None
-        self.missing = False
-
-    @property
-    def name(self) -> str:
-        """The column's dotted path."""
-        return dotted(self.path)
-
-    def numbers(self) -> ColumnMetadata:
-        """Return the metadata. KeyAccessError if the column's key is not held."""
-        if self.metadata is None:
-            raise KeyAccessError(f"the key of column {self.name!r} is needed and not given")
-        return self.metadata
-
-    def shown_metadata(self) -> bytes:
-        """Return the ColumnMetaData without the field that `with_kept` added."""
-        return thrift_splice(self.metadata_bytes, 0, [(self.kept_in, 0, None)]) if self.kept_in else self.metadata_bytes
-
-    def begin(self) -> int:
-        """Return the offset of its first page in the file, in bytes."""
-        return first_page(self.numbers())
 
 
 def _restore(chunk: Chunk) -> None:
@@ -267,9 +207,8 @@ class Opened:
     def _check_footer(self, data: bytes) -> None:
         """A footer in plain text, signed (section 5.5) or of a file without encryption."""
         self._parse(data)
-        # The row groups are between these two fields, so that to read them is a walk of its own.
-        fields = Struct(data)
-        if 8 in fields:
+        if self.footer.signed:
+            fields = Struct(data)
             self.crypto = Crypto.read(fields.struct(8), fields.binary(9))
         elif self.footer.encrypted():
             raise PolicyError("columns are encrypted, but the footer does not say how: its signature was removed")
@@ -325,11 +264,10 @@ class Opened:
     def _parse(self, data: bytes) -> None:
         self.footer = Footer(data)
         self.data = data
-        self.leaves = leaf_paths(self.footer.schema())
         self.groups = self.footer.groups()
         for _, _, _, count in self.groups:
-            if count != len(self.leaves):
-                raise FormatError(f"a row group has {count} column chunks, the schema {len(self.leaves)} columns")
+            if count != self.footer.columns:
+                raise FormatError(f"a row group has {count} column chunks, the schema {self.footer.columns} columns")
 
     def _footer_modules(self, key: Key) -> Modules:
         return Modules(key, self.aad, None, None)
@@ -366,21 +304,35 @@ class Opened:
             )
         return value
 
+    @cached_property
+    def leaves(self) -> list[ColumnPath]:
+        """The paths of all columns."""
+        return leaf_paths(self.footer.schema())
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The dotted paths of all columns."""
+        return [dotted(path) for path in self.leaves]
+
     def chunks(self) -> Iterator[Chunk]:
         """Yield every column chunk, opened as far as the keys allow."""
-        for group, (_, _, first, count) in enumerate(self.groups):
+        all_of_them = self._dialect or self._unverified
+        for group, (_, _, first, _) in enumerate(self.groups):
             ordinal = self.ordinal(group) if self.crypto is not None else group
-            for column in range(count):
-                yield self.chunk(first + column, group, ordinal, column)
+            for chunk in column_chunks(self.footer, first, group, ordinal, self.leaves, self.names):
+                if all_of_them or chunk.raw.crypto or not chunk.whole:
+                    self._settle(chunk)
+                yield chunk
 
     def chunk(self, number: int, group: int, ordinal: int, column: int) -> Chunk:
         """Return a column chunk, opened as far as the keys allow."""
-        raw = self.footer.chunk(number)
-        chunk = Chunk(number, group, ordinal, column, self.leaves[column], raw, self.data)
-        if raw.metadata:
-            chunk.metadata = ColumnMetadata(self.data, raw.metadata)
-            chunk.metadata_bytes = self.data[raw.metadata : chunk.metadata.end]
-        if raw.crypto or self._dialect:
+        chunk = Chunk(self.footer, number, group, ordinal, column, self.leaves[column], self.names[column])
+        self._settle(chunk)
+        return chunk
+
+    def _settle(self, chunk: Chunk) -> None:
+        """Open the metadata of a chunk as far as the keys allow, and check that they are whole."""
+        if chunk.raw.crypto or self._dialect:
             self._open_chunk(chunk)
             if self._unverified and not chunk.missing:
                 self._check_unverified(chunk)
@@ -389,13 +341,13 @@ class Opened:
                 f"a key of column {chunk.name!r} was given, but the footer, which is not verified, says that the "
                 "column is not encrypted: an attacker may have put it there"
             )
-        elif not raw.metadata:
+        elif not chunk.raw.metadata:
             raise _no_metadata(chunk)
-        if chunk.metadata is not None and min(chunk.metadata.compressed_nbytes, chunk.metadata.num_values) < 0:
+        if chunk.metadata is not None and not chunk.whole:
             raise FormatError(
-                f"the metadata of column {chunk.name!r}, row group {group} lacks a size or a count: the file is damaged"
+                f"the metadata of column {chunk.name!r}, row group {chunk.row_group} lacks a size or a count: the file "
+                "is damaged"
             )
-        return chunk
 
     @property
     def _unverified(self) -> bool:
@@ -419,13 +371,11 @@ class Opened:
 
     def _open_chunk(self, chunk: Chunk) -> None:
         raw = chunk.raw
-        union = Struct(self.data, raw.crypto) if raw.crypto else None
-        own = union.struct(2) if union is not None else None
-        if own is not None:
+        if raw.column_key:
             chunk.kind = "column"
-            chunk.key_metadata = own.binary(2) or None
+            chunk.key_metadata = raw.key_metadata
             key = self.keyring.column(chunk.path, chunk.key_metadata)
-        elif union is None or 1 in union:
+        elif raw.footer_key or not raw.crypto:
             chunk.kind = "footer"
             key = self.keyring.footer
         else:
@@ -441,7 +391,7 @@ class Opened:
             try:
                 chunk.metadata_bytes, _ = chunk.modules.open(COLUMN_METADATA, sealed)
             except IntegrityError:
-                if own is None or chunk.key_metadata is not None or self.keyring.explicit:
+                if not raw.column_key or chunk.key_metadata is not None or self.keyring.explicit:
                     raise
                 # A function that is called with None cannot tell which column the key is for.
                 self.keyring.refuse_unnamed()

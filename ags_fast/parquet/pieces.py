@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from ags_fast._core import DONE, LIST, PageRun, run_pages
+from ags_fast._core import DONE, LIST, PageRun, list_pieces, run_pages
 from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.parquet.spec import BLOOM_HEADER, COLUMN_INDEX, MAGIC_NBYTES, OFFSET_INDEX, PAGES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from ags_fast._core import Chunk, Piece
+    from ags_fast.parquet.opened import Opened
 
-    from ags_fast.parquet.opened import Chunk, Opened
-
-__all__ = ["Piece", "list_pages", "pieces"]
+__all__ = ["list_pages", "pieces"]
 
 BEYOND_NBYTES = 1 << 20  # by how much a chunk may be longer than its footer says
 LIST_NBYTES = 64 << 10  # of the source at a time, to find the pages of a chunk
 NAMES = {PAGES: "pages", BLOOM_HEADER: "bloom filter", COLUMN_INDEX: "column index", OFFSET_INDEX: "offset index"}
 
 
-@dataclass(slots=True)
-class Piece:
-    """A part of a column chunk, from offset `begin` to `end` in the file."""
-
-    begin: int
-    end: int
-    module: int  # its type; PAGES stands for all pages
-    chunk: Chunk
-    limit: int = 0  # where the next part begins: pages that are longer than the footer says may go on until there
-
-
 def _bloom_end(opened: Opened, chunk: Chunk) -> int:
-    """Return where a chunk's bloom filter ends, which footers of old files do not tell."""
-    metadata = chunk.numbers()
-    begin, nbytes = metadata.bloom_filter, metadata.bloom_filter_nbytes
-    if nbytes > 0:
-        return begin + nbytes
+    """Return where a chunk's bloom filter ends, where an old file's footer does not tell."""
+    begin = chunk.numbers().bloom_filter
     if chunk.modules is not None:
         for _ in range(2):
             _inside(opened, begin, begin + 4, chunk, "bloom filter")
@@ -60,23 +43,16 @@ def _inside(opened: Opened, begin: int, end: int, chunk: Chunk, what: str) -> No
         )
 
 
-def pieces(opened: Opened, chunks: Iterable[Chunk]) -> list[Piece]:
+def pieces(opened: Opened, chunks: list[Chunk]) -> list[Piece]:
     """Return the parts of chunks in file order. FormatError if one is outside the data, or two overlap."""
-    found: list[Piece] = []
+    blooms = {}
     for chunk in chunks:
-        metadata, raw = chunk.numbers(), chunk.raw
-        if metadata.compressed_nbytes > 0:
-            found.append(Piece(chunk.begin(), chunk.begin() + metadata.compressed_nbytes, PAGES, chunk))
-        if metadata.bloom_filter > 0:
-            found.append(Piece(metadata.bloom_filter, _bloom_end(opened, chunk), BLOOM_HEADER, chunk))
-        if raw.column_index > 0:
-            found.append(Piece(raw.column_index, raw.column_index + raw.column_index_nbytes, COLUMN_INDEX, chunk))
-        if raw.offset_index > 0:
-            found.append(Piece(raw.offset_index, raw.offset_index + raw.offset_index_nbytes, OFFSET_INDEX, chunk))
-    found.sort(key=lambda piece: piece.begin)
-    for piece, following in zip_longest(found, found[1:]):
+        metadata = chunk.numbers()
+        if metadata.bloom_filter > 0 and metadata.bloom_filter_nbytes <= 0:
+            blooms[chunk.number] = _bloom_end(opened, chunk) - metadata.bloom_filter
+    found, odd = list_pieces(chunks, blooms, opened.footer_offset, BEYOND_NBYTES)
+    for piece in (found[i] for i in odd):
         _inside(opened, piece.begin, piece.end, piece.chunk, NAMES[piece.module])
-        piece.limit = opened.footer_offset if following is None else following.begin
         if piece.module == PAGES and piece.chunk.modules is None and piece.limit > piece.end:
             piece.end = _real_end(opened, piece)
         if piece.limit < piece.end:

@@ -14,7 +14,7 @@ from ags_fast._core import ColumnMetadata, new_bytes, thrift_splice
 from ags_fast.columnar import thrift
 from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
-from ags_fast.parquet.opened import Opened, first_page
+from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.spec import MAGIC_NBYTES, PLAIN_MAGIC, TAIL_NBYTES
 from ags_fast.parquet.view import PlainView, open_plain
 
@@ -214,7 +214,7 @@ class _File:
             moved: dict[int, bytes] = {}
             for leaf in leaves:
                 metadata = self._metadata(group, leaf)
-                begin, nbytes = first_page(metadata), metadata.compressed_nbytes
+                begin, nbytes = metadata.first_page, metadata.compressed_nbytes
                 if begin < MAGIC_NBYTES or nbytes < 0 or begin + nbytes > self._view.size:
                     raise FormatError(f"column {self._leaves[leaf][0]!r} has a place outside of the file")
                 moved[leaf] = self._moved(group, leaf, at - begin)

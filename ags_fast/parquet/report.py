@@ -5,25 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.parquet.mover import Side
-from ags_fast.parquet.spec import BLOOM_HEADER
+from ags_fast._core import ColumnCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ags_fast._core import Modules
+    from ags_fast._core import Chunk, Modules
     from ags_fast.parquet.mover import Mover
-    from ags_fast.parquet.opened import Chunk, Opened
+    from ags_fast.parquet.opened import Opened
 
 __all__ = [
     "ColumnReport",
+    "ColumnReports",
     "Report",
-    "count_columns",
     "footer_warnings",
     "level_warnings",
     "report_of",
     "v2_warnings",
 ]
+
+LAST = (1 << 63) - 1  # behind any offset
 
 
 @dataclass
@@ -86,36 +85,36 @@ class Report:
         return row
 
 
-def count_columns(
-    columns: dict[int, ColumnReport],
-    chunks: Iterable[Chunk],
-    mover: Mover,
-    plaintext_footer: bool,
-) -> None:
-    """Add chunks to the reports of their columns."""
-    for chunk in chunks:
-        if chunk.missing:
-            columns[chunk.column] = ColumnReport(chunk.name, "missing", authenticated=False)
-            continue
-        there = mover.moved.get(chunk.number)
-        now = mover.side(chunk)
-        sealed = now if now.modules is not None or chunk.modules is None else Side(chunk.kind, chunk.modules)
-        row = columns.get(chunk.column)
-        if row is None:
-            row = columns[chunk.column] = ColumnReport(chunk.name, sealed.kind, key_metadata=sealed.key_metadata)
-        row.note_tags(sealed.modules, there is not None and there.outside_levels)
-        if there is None:
-            continue
-        row.nbytes += there.nbytes
-        if now.modules is None:
-            row.modules += chunk.raw.sealed_metadata > 0
-        else:
-            row.modules += now.kind == "column" or plaintext_footer
-        if there.run is not None:
-            dictionaries = there.run.dictionary_pages
-            row.data_pages += there.run.pages
-            row.dictionary_pages += dictionaries
-            row.modules += 2 * (there.run.pages + dictionaries) + len(there.parts) + (BLOOM_HEADER in there.parts)
+class ColumnReports:
+    """The reports of a file's columns, added up over chunks that a Mover has moved.
+
+    Args:
+        plaintext_footer: Whether the footer of the file that was encrypted is in plain text.
+    """
+
+    def __init__(self, plaintext_footer: bool) -> None:
+        self._counts = ColumnCounts(plaintext_footer)
+        self._rows: dict[int, ColumnReport] = {}  # by number
+
+    def add(self, chunks: list[Chunk]) -> None:
+        """Add chunks to the reports of their columns."""
+        for chunk in self._counts.add(chunks):
+            row = self._rows.get(chunk.column)
+            if chunk.missing:
+                row = ColumnReport(chunk.name, "missing", authenticated=False)
+            elif row is None:
+                was = chunk.target is None and chunk.modules is not None  # it is plain now: say how it was sealed
+                kind, metadata = (chunk.kind, None) if was else (chunk.side.kind, chunk.side.key_metadata)
+                row = ColumnReport(chunk.name, kind, key_metadata=metadata)
+            self._rows[chunk.column] = row
+            if not chunk.missing:
+                row.note_tags(chunk.target or chunk.modules, chunk.moved is not None and chunk.moved.outside_levels)
+
+    def rows(self) -> list[ColumnReport]:
+        """Return the reports, in the order of the columns."""
+        for column, row in self._rows.items():
+            row.data_pages, row.dictionary_pages, row.modules, row.nbytes = self._counts.of(column)
+        return [self._rows[column] for column in sorted(self._rows)]
 
 
 def report_of(
@@ -129,27 +128,28 @@ def report_of(
     """Report what a Mover did with chunks."""
     footer = "signed" if plaintext_footer else "encrypted"
     report = Report(op, algorithm, footer, len(opened.groups), opened.source.size, mover.target.position)
-    columns: dict[int, ColumnReport] = {}
-    count_columns(columns, chunks, mover, plaintext_footer)
-    report.columns = [columns[number] for number in sorted(columns)]
+    columns = ColumnReports(plaintext_footer)
+    columns.add(chunks)
+    report.columns = columns.rows()
     begins: dict[int, int] = {}
     for chunk in chunks:
-        if (there := mover.moved.get(chunk.number)) is not None and there.nbytes:
-            begins[chunk.row_group] = min(there.begin, begins.get(chunk.row_group, there.begin))
+        there = chunk.moved
+        if there is not None and there.nbytes and there.begin < begins.get(chunk.row_group, LAST):
+            begins[chunk.row_group] = there.begin
     report.row_group_offsets = sorted(begins.values())
     report.buffer_nbytes = mover.buffer_nbytes
-    report.unauthenticated_levels = mover.unauthenticated_levels
+    report.unauthenticated_levels = mover.pages.unauthenticated_levels
     report.warnings += level_warnings(report.unauthenticated_levels)
     if opened.crypto is not None and any(chunk.modules is not None and chunk.modules.ctr for chunk in chunks):
         report.warnings.append("the source's pages had no tag (AES_GCM_CTR_V1): changes in them could not be detected")
-    if mover.counts["wrong_checksums"]:
+    if mover.pages.wrong_checksums:
         report.warnings.append(
-            f"{mover.counts['wrong_checksums']} pages already had a wrong CRC, which was kept: the source was damaged "
+            f"{mover.pages.wrong_checksums} pages already had a wrong CRC, which was kept: the source was damaged "
             "before"
         )
-    if mover.counts["dropped_checksums"]:
+    if mover.pages.dropped_checksums:
         report.warnings.append(
-            f"{mover.counts['dropped_checksums']} page headers had no room for the new CRC, which was left out"
+            f"{mover.pages.dropped_checksums} page headers had no room for the new CRC, which was left out"
         )
     return report
 
@@ -177,7 +177,7 @@ def level_warnings(places: list[tuple[str, int]]) -> list[str]:
 
 def v2_warnings(mover: Mover) -> list[str]:
     """Warn of V2 pages that some readers refuse."""
-    count, layout = mover.counts["v2_levels"], mover.v2_layout
+    count, layout = mover.pages.v2_levels, mover.pages.v2_layout
     if not count:
         return []
     readers = "parquet-java and Spark" if layout != 2 else "Arrow, polars and all other readers except parquet-java"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ags_fast._core import Modules
-from ags_fast.parquet.keys import FOOTER_KEY
-from ags_fast.parquet.mover import Side
+from ags_fast._core import Modules, Side
+from ags_fast.columnar import thrift
+from ags_fast.parquet.keys import FOOTER_KEY, FooterKey
 from ags_fast.parquet.opened import Crypto
 
 if TYPE_CHECKING:
-    from ags_fast.parquet.keys import Keys
-    from ags_fast.parquet.opened import Chunk, Opened
+    from ags_fast._core import Chunk
+    from ags_fast.parquet.keys import ColumnPath, Keys
+    from ags_fast.parquet.opened import Opened
     from ags_fast.parquet.reading import Encryption
 
-__all__ = ["Sealer", "new_crypto"]
+__all__ = ["PLAIN", "Sealer", "new_crypto"]
 
 UNIQUE_NBYTES = 8  # of aad_file_unique, as parquet-java and Arrow choose it
 
@@ -27,6 +28,10 @@ def new_crypto(encryption: Encryption, keys: Keys) -> tuple[Crypto, bytes]:
     stored = prefix if prefix and encryption.store_aad_prefix else None
     supply = bool(prefix) and not encryption.store_aad_prefix
     return Crypto(encryption.algorithm, unique, stored, supply, keys.footer_metadata or None), prefix + unique
+
+
+PLAIN = Side("plain")
+UNDER_FOOTER_KEY = thrift.struct([(1, thrift.STRUCT, thrift.struct([]))])  # a ColumnCryptoMetaData
 
 
 class Sealer:
@@ -53,39 +58,43 @@ class Sealer:
         self._keys = keys
         self._other = other_columns
         self._like = like
-        self._sides: dict[int, Side] = {}
+        self._sides: dict[tuple[int, str], Side] = {}  # by number and kind of key
 
     def footer(self) -> Modules:
         """Return how the footer is sealed."""
         return Modules(self._opened.keyring.make(self._keys.footer_key()), self.aad, None, None)
 
-    def forget(self) -> None:
-        """Forget all chunks: later chunks, of other row groups, may have the same numbers."""
-        self._sides.clear()
-
     def __call__(self, chunk: Chunk) -> Side:
         """Return how a chunk is sealed."""
-        side = self._sides.get(chunk.number)
+        place = chunk.column, chunk.kind
+        side = self._sides.get(place)
         if side is None:
-            side = self._sides[chunk.number] = self._side(chunk)
+            side = self._sides[place] = self._side(chunk)
         return side
 
     def _side(self, chunk: Chunk) -> Side:
         entry = self._keys.column(chunk.path)
         if entry is None and (chunk.kind == "plain" if self._like else self._other == "plain"):
-            return Side("plain")
-        key, metadata = entry if entry is not None else (FOOTER_KEY, None)
-        if isinstance(key, bytes):
-            kind, value = "column", key
+            return PLAIN
+        value, metadata = entry if entry is not None else (FOOTER_KEY, None)
+        if isinstance(value, FooterKey):
+            kind, value, crypto_metadata = "footer", self._keys.footer_key(), UNDER_FOOTER_KEY
         else:
-            kind, value = "footer", self._keys.footer_key()
-        ctr = self.crypto.algorithm == "AES_GCM_CTR_V1"
-        modules = Modules(
+            kind, crypto_metadata = "column", _crypto_metadata(chunk.path, metadata)
+        return Side(
+            kind,
             self._opened.keyring.make(value),
             self.aad,
-            chunk.row_group if not self._like else chunk.ordinal,
-            chunk.column,
-            ctr=ctr,
-            label=chunk.name,
+            ctr=self.crypto.algorithm == "AES_GCM_CTR_V1",
+            by_ordinal=self._like,
+            key_metadata=metadata,
+            crypto_metadata=crypto_metadata,
         )
-        return Side(kind, modules, metadata)
+
+
+def _crypto_metadata(path: ColumnPath, key_metadata: bytes | None) -> bytes:
+    """Encode the ColumnCryptoMetaData of a column with a key of its own (section 5.2)."""
+    names = thrift.list_of(thrift.BINARY, [thrift.binary(name.encode("utf-8", "surrogateescape")) for name in path])
+    metadata = thrift.binary(key_metadata) if key_metadata else None
+    fields = thrift.struct([(1, thrift.LIST, names), (2, thrift.BINARY, metadata)])
+    return thrift.struct([(2, thrift.STRUCT, fields)])

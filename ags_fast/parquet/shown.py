@@ -12,15 +12,15 @@ from ags_fast.columnar import thrift
 from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.files.source import with_room
-from ags_fast.parquet.opened import first_page
 from ags_fast.parquet.pieces import pieces
 from ags_fast.parquet.spec import BLOOM_BITSET, BLOOM_HEADER, MAGIC_NBYTES, PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ags_fast._core import Chunk
     from ags_fast.columnar.thrift import Edits
-    from ags_fast.parquet.opened import Chunk, Opened
+    from ags_fast.parquet.opened import Opened
 
 __all__ = ["Job", "Layout", "Part", "Shown", "fill_zeros", "filled"]
 
@@ -178,7 +178,7 @@ class Layout:
         if begin is None:
             footer = self._opened.footer
             metadata = footer.chunk(number).metadata
-            begin = first_page(ColumnMetadata(footer.data, metadata)) if metadata else 0
+            begin = ColumnMetadata(footer.data, metadata).first_page if metadata else 0
             self._begins[number] = begin
         return begin
 

@@ -17,25 +17,27 @@ from ags_fast.parquet.footer import NewFooter, put_footer
 from ags_fast.parquet.mover import Mover
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.reading import V2_LAYOUTS, Encryption
-from ags_fast.parquet.report import ColumnReport, Report, count_columns, level_warnings, v2_warnings
+from ags_fast.parquet.report import ColumnReports, Report, level_warnings, v2_warnings
 from ags_fast.parquet.sealer import Sealer, new_crypto
 from ags_fast.parquet.spec import COLUMN_INDEX, ENCRYPTED_MAGIC, PLAIN_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ags_fast._core import Chunk
     from ags_fast._types import WritableTarget
     from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.keys import Keys
-    from ags_fast.parquet.opened import Chunk, Crypto
+    from ags_fast.parquet.opened import Crypto
 
-__all__ = ["Encoder", "TableWriter", "check_number"]
+__all__ = ["CHUNK_NBYTES", "Encoder", "TableWriter", "check_number"]
 
-ENCODED_BEYOND_NBYTES = 1 << 20  # that a row group may take more than in memory without being encoded twice
+# That a file may take more than its table in memory without being encoded twice: all of it, and for each chunk.
+ENCODED_BEYOND_NBYTES, CHUNK_NBYTES = 1 << 20, 512
 
 
 class Encoder:
-    """Encodes tables as Parquet files in memory, each with one row group.
+    """Encodes tables as Parquet files in memory.
 
     Buffers are used again. In a stream that grows in memory, copies and first touches of memory pages would cost a
     third as much as the encoding.
@@ -62,9 +64,14 @@ class Encoder:
                 writer.add_key_value_metadata(self._metadata)
         return sink.getvalue()
 
-    def encode(self, table: pa.Table) -> pa.Buffer:
-        """Return a table as a file. Pass the file to `done` when it is no longer used."""
-        wanted = table.nbytes + ENCODED_BEYOND_NBYTES
+    def encode(self, table: pa.Table, rows: int | None = None) -> pa.Buffer:
+        """Return a table as a file, with row groups of `rows` rows; None: with one row group.
+
+        Pass the file to `done` when it is no longer used.
+        """
+        rows = max(1, table.num_rows if rows is None else rows)
+        chunks = table.num_columns * -(-table.num_rows // rows)
+        wanted = table.nbytes + ENCODED_BEYOND_NBYTES + CHUNK_NBYTES * chunks
         try:
             buffer = self._kept.pop()
         except IndexError:
@@ -73,16 +80,16 @@ class Encoder:
             buffer = pa.allocate_buffer(wanted)
         sink: Any = pa.FixedSizeBufferWriter(buffer)
         try:
-            self._write(sink, table)
+            self._write(sink, table, rows)
             return buffer.slice(0, sink.tell())
         except (pa.ArrowInvalid, OSError):  # the buffer was too small, or another error, which comes again
             sink = pa.BufferOutputStream()
-            self._write(sink, table)
+            self._write(sink, table, rows)
             return sink.getvalue()
 
-    def _write(self, sink: Any, table: pa.Table) -> None:
+    def _write(self, sink: Any, table: pa.Table, rows: int) -> None:
         with pq.ParquetWriter(sink, self._schema, **self._options) as writer:
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
+            writer.write_table(table, row_group_size=rows)
 
     def done(self, file: pa.Buffer) -> None:
         """Use a file's buffer again."""
@@ -142,8 +149,8 @@ class TableWriter:
         self._indexes: list[tuple[Chunk, int, bytes]] = []
         layout = V2_LAYOUTS[how.v2_layout]
         self._mover = Mover(frame, target, sealer, threads, v2_layout=layout, held=self._indexes)
-        self._footer = NewFooter(self._mover.moved, sealer, sealer.crypto, how.plaintext_footer)
-        self._columns: dict[int, ColumnReport] = {}
+        self._footer = NewFooter(sealer.crypto, how.plaintext_footer)
+        self._columns = ColumnReports(how.plaintext_footer)
         self._rows = 0
         self._nbytes = 0
 
@@ -165,27 +172,25 @@ class TableWriter:
         self._encoder.done(file)
 
     def add(self, file: pa.Buffer) -> None:
-        """Move the row group of a file that the encoder has made, except its indexes."""
-        number = len(self._footer.groups)
-        check_number(number + 1)
+        """Move the row groups of a file that the encoder has made, except their indexes."""
+        first = len(self._footer.groups)
         mover = self._mover
         with Opened(file) as opened:
+            check_number(first + len(opened.groups))
             chunks = list(opened.chunks())
             for chunk in chunks:
-                chunk.row_group = chunk.ordinal = number
+                chunk.row_group = chunk.ordinal = first + chunk.row_group
             mover.opened = opened
             if not self._target.discardable:
                 mover.check_ordinals(chunks)
             mover.move(chunks)
-            begin, end, _, _ = opened.groups[0]
-            self._footer.add(opened.data[begin:end], chunks)
-            count_columns(self._columns, chunks, mover, self._plaintext_footer)
-            self._rows += thrift.Struct(opened.data).integer(3) or 0
-        self._target.flush()  # a row group reaches the target before the next one is made
+            for begin, end, number, count in opened.groups:
+                self._footer.add(opened.data[begin:end], chunks[number : number + count])
+            self._columns.add(chunks)
+            self._rows += opened.footer.rows
+        self._target.flush()  # what was made reaches the target before more is made
         self.largest = max(self.largest, len(file))
         self._nbytes += len(file)
-        mover.moved.clear()
-        self._sealer.forget()
 
     def abort(self) -> None:
         """Discard the file. After `finish`, release what is held."""
@@ -222,8 +227,8 @@ class TableWriter:
         footer = "signed" if self._plaintext_footer else "encrypted"
         groups, length = len(self._footer.groups), self._target.position
         report = Report("write", crypto.algorithm, footer, groups, self._nbytes, length)
-        report.columns = [self._columns[number] for number in sorted(self._columns)]
+        report.columns = self._columns.rows()
         report.buffer_nbytes = self._mover.buffer_nbytes
-        report.unauthenticated_levels = self._mover.unauthenticated_levels
+        report.unauthenticated_levels = self._mover.pages.unauthenticated_levels
         report.warnings = [*v2_warnings(self._mover), *level_warnings(report.unauthenticated_levels)]
         return report

@@ -11,20 +11,20 @@ from ags_fast._threads import thread_count
 from ags_fast.errors import KeyAccessError, PolicyError
 from ags_fast.files.sink import Target
 from ags_fast.parquet.footer import Dropped, NewFooter, put_footer, resealed_footer, resealed_plain_length
-from ags_fast.parquet.mover import Mover, Side
+from ags_fast.parquet.mover import Mover
 from ags_fast.parquet.opened import Crypto, Opened, unknown_fields
 from ags_fast.parquet.reading import V2_LAYOUTS, Encryption, Reading, check_choice, opening
 from ags_fast.parquet.report import footer_warnings, report_of, v2_warnings
-from ags_fast.parquet.sealer import Sealer, new_crypto
+from ags_fast.parquet.sealer import PLAIN, Sealer, new_crypto
 from ags_fast.parquet.spec import ALGORITHMS, ENCRYPTED_MAGIC, PLAIN_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, Unpack
 
+    from ags_fast._core import Chunk
     from ags_fast._types import ReadableSource, Retriever, WritableTarget
     from ags_fast.parquet.keys import Keys
-    from ags_fast.parquet.opened import Chunk
     from ags_fast.parquet.reading import Opening
     from ags_fast.parquet.report import Report
 
@@ -110,7 +110,7 @@ def _write(op: str, chunks: list[Chunk], mover: Mover, sealer: Sealer, plaintext
         mover.check_ordinals(chunks)
     target.put(PLAIN_MAGIC if plaintext_footer else ENCRYPTED_MAGIC)
     mover.move(chunks)
-    new = NewFooter(mover.moved, sealer, crypto, plaintext_footer)
+    new = NewFooter(crypto, plaintext_footer)
     footer = new.of_file(opened, chunks)
     plain_length = new.plain_length(target.position, footer)
     put_footer(target, footer, crypto, sealer.footer(), plaintext_footer)
@@ -118,7 +118,7 @@ def _write(op: str, chunks: list[Chunk], mover: Mover, sealer: Sealer, plaintext
     report.plain_length = plain_length
     report.warnings = v2_warnings(mover) + report.warnings
     if plaintext_footer:
-        sealed = [chunk for chunk in chunks if sealer(chunk).modules is not None]
+        sealed = [chunk for chunk in chunks if chunk.target is not None]
         left = sorted({number for chunk in sealed for number in unknown_fields(chunk)})
         if left:
             report.warnings.append(
@@ -167,10 +167,10 @@ def decrypt_file(
         if dropped is not None:
             chunks = [chunk for chunk in chunks if chunk.column not in dropped.columns]
         with Target(dst, private=True, fsync=fsync, threads=n, storage_options=reading.storage_options) as target:
-            mover = Mover(opened, target, lambda chunk: Side("plain"), n, progress=progress)
+            mover = Mover(opened, target, lambda chunk: PLAIN, n, progress=progress)
             target.put(PLAIN_MAGIC)
             mover.move(chunks)
-            footer = NewFooter(mover.moved, mover.side).of_file(opened, chunks, dropped)
+            footer = NewFooter().of_file(opened, chunks, dropped)
             put_footer(target, footer, None, None, False)
             assert opened.crypto is not None
             report = report_of("decrypt", opened, chunks, mover, opened.crypto.algorithm, not opened.encrypted_footer)
@@ -303,7 +303,7 @@ def _reseal(chunks: list[Chunk], mover: Mover, sealer: Sealer) -> Report:
     plaintext = not opened.encrypted_footer
     target.put(PLAIN_MAGIC if plaintext else ENCRYPTED_MAGIC)
     mover.move(held)
-    footer = resealed_footer(opened, held, sealer, crypto, plaintext)
+    footer = resealed_footer(opened, held, crypto, plaintext)
     plain_length = resealed_plain_length(opened, chunks, target.position, footer)
     put_footer(target, footer, crypto, sealer.footer(), plaintext)
     report = report_of("reencrypt", opened, chunks, mover, crypto.algorithm, plaintext)

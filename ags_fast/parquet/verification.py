@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Unpack
 
+    from ags_fast._core import Chunk, Piece
     from ags_fast._types import ReadableSource, Retriever
     from ags_fast.files.source import Source
     from ags_fast.parquet.keys import Keys
-    from ags_fast.parquet.opened import Chunk
-    from ags_fast.parquet.pieces import Piece
     from ags_fast.parquet.reading import Opening
 
 __all__ = ["verify"]

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any, Unpack
 
+    from ags_fast._core import Chunk
     from ags_fast._types import Buffer, ReadableSource, Retriever
     from ags_fast.keys import StandardKeyMetadata
-    from ags_fast.parquet.opened import Chunk
     from ags_fast.parquet.reading import Opening
     from ags_fast.parquet.shown import Job, Part
 
