@@ -19,7 +19,7 @@ from support import Target, program, python_env, run_python
 
 from ags_fast import FormatError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast import parquet as apq
-from ags_fast.parquet import FOOTER_KEY, Keys, table_writer
+from ags_fast.parquet import FOOTER_KEY, Keys, table_writer, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -306,6 +306,28 @@ def test_streams_become_row_groups_of_the_size_asked_for() -> None:
             if threads == 2 and not isinstance(rows, (list, pa.RecordBatch, Stream)):
                 continue  # it was used up
             assert pages(opened(sealed(rows, keys, row_group_size=300, threads=threads), keys)) == own, name
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("nbytes", "files"), [(1, 7), (4_000, 4), (1 << 20, 1)])
+def test_small_row_groups_are_encoded_together(
+    nbytes: int, files: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of 150 rows in 4,000 bytes. The pages, and which rows a group has, do not depend on it."""
+    table, encoded = pa.table({"n": pa.array(range(1000), pa.int64())}), []
+    write_table = pq.ParquetWriter.write_table
+
+    def encode(writer: Any, part: Any, *args: Any, **options: Any) -> None:
+        encoded.append(part.num_rows)
+        write_table(writer, part, *args, **options)
+
+    own = pages(by_pyarrow(table, row_group_size=150))
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", encode)
+    monkeypatch.setattr(write, "TOGETHER_NBYTES", nbytes)
+    data = sealed(table, Keys(KF), row_group_size=150, threads=threads)
+    assert len(encoded) == files
+    assert sum(encoded) == 1000
+    assert pages(opened(data, Keys(KF))) == own
 
 
 def test_nothing_but_a_schema() -> None:

@@ -1,8 +1,9 @@
 """write_table: a table becomes an encrypted Parquet file, and its plaintext is nowhere but in memory.
 
-pyarrow encodes each row group as a small Parquet file of its own, in memory. A Mover then seals the parts of these
-files, as encrypt_file does. The new footer gets the row groups of all of them. All other fields come from a file
-without row groups, which is made first: so a wrong key path or option is refused before anything is written.
+pyarrow encodes each row group as a small Parquet file of its own, in memory, or small ones of a table together. A Mover
+then seals the parts of these files, as encrypt_file does. The new footer gets the row groups of all of them. All other
+fields come from a file without row groups. That one is made first: so a wrong key path or option is refused before
+anything is written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from ags_fast._threads import thread_count
 from ags_fast.parquet.reading import Encryption, check_choice
-from ags_fast.parquet.table_writer import Encoder, TableWriter, check_number
+from ags_fast.parquet.table_writer import CHUNK_NBYTES, Encoder, TableWriter, check_number
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -30,7 +31,8 @@ __all__ = ["write_table"]
 
 # pyarrow's default and maximum.
 ROW_GROUP_ROWS, MAX_ROW_GROUP_ROWS = 1 << 20, 64 << 20
-AHEAD = 2  # row groups in memory at once, of the table and encoded
+AHEAD = 2  # encoded files in memory at once
+TOGETHER_NBYTES = 8 << 20  # of row groups that become one file: files of their own cost a wide table a quarter more
 REFUSED = {
     "encryption_properties": "keys tell how it is encrypted",
     "filesystem": "open the target there, and pass the file",
@@ -59,8 +61,8 @@ def write_table(  # noqa: PLR0913 (the contract's)
     """Write a table as an encrypted Parquet file. Its plaintext never reaches storage, not even for a moment.
 
     Values, statistics, pages and schema are those that pyarrow.parquet.write_table writes. Two row groups are in memory
-    at once, both as Arrow has them and encoded; with ``threads=1`` only one. With more threads, pyarrow encodes two
-    side by side.
+    at once, both as Arrow has them and encoded; with ``threads=1`` only one. Small row groups of a table that is in
+    memory count together as one, up to 8 MiB. With more threads, pyarrow encodes two side by side.
 
     Args:
         table: A table of pyarrow, pandas (its index is kept as pyarrow keeps it) or polars, a RecordBatchReader, any
@@ -101,7 +103,7 @@ def write_table(  # noqa: PLR0913 (the contract's)
     encoder = Encoder(schema, options)
     with (
         TableWriter(encoder, dst, keys, how, threads=n, fsync=fsync, storage_options=storage_options) as writer,
-        closing(_encoded(encoder, tables, n)) as files,
+        closing(_encoded(encoder, tables, rows, n)) as files,
     ):
         for file in files:
             writer.add(file)
@@ -114,12 +116,14 @@ def write_table(  # noqa: PLR0913 (the contract's)
 
 
 def _row_groups(table: Any, rows: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """Return a table's schema, and the tables that become its row groups."""
+    """Return a table's schema, and tables of whole row groups, of which the last one may have fewer rows."""
     whole = _as_table(table)
     if whole is not None:
         check_number(-(-whole.num_rows // rows))
-        starts = range(0, max(1, whole.num_rows), rows)  # an empty table has one row group, as pyarrow writes it
-        return whole.schema, (whole.slice(start, rows) for start in starts)
+        nbytes = whole.nbytes * rows / max(1, whole.num_rows) + CHUNK_NBYTES * whole.num_columns  # of a row group
+        step = rows * max(1, int(TOGETHER_NBYTES / max(1, nbytes)))
+        starts = range(0, max(1, whole.num_rows), step)  # an empty table has one row group, as pyarrow writes it
+        return whole.schema, (whole.slice(start, step) for start in starts)
     if hasattr(table, "__arrow_c_stream__"):
         reader = _reader(table)
         return reader.schema, _cut(reader.schema, reader, rows)
@@ -192,11 +196,11 @@ def _cut(schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int) -> Ite
 # ---------------------------------------------------------------------------------------------------------- encoding
 
 
-def _encoded(encoder: Encoder, tables: Iterator[pa.Table], threads: int) -> Generator[pa.Buffer, None, None]:
+def _encoded(encoder: Encoder, tables: Iterator[pa.Table], rows: int, threads: int) -> Generator[pa.Buffer, None, None]:
     """Yield tables as files in memory, in order. With threads, the next is encoded while one is in use."""
     if threads == 1:
         for table in tables:
-            file = encoder.encode(table)
+            file = encoder.encode(table, rows)
             yield file
             encoder.done(file)
         return
@@ -205,7 +209,7 @@ def _encoded(encoder: Encoder, tables: Iterator[pa.Table], threads: int) -> Gene
         try:
             while True:
                 while len(running) < AHEAD and (table := next(tables, None)) is not None:
-                    running.append(pool.submit(encoder.encode, table))
+                    running.append(pool.submit(encoder.encode, table, rows))
                 del table
                 if not running:
                     return
