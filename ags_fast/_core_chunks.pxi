@@ -57,11 +57,11 @@ cdef class Moved:
         """{module type: (offset, size)} of indexes and bloom filters, both with frame."""
         return self._parts or {}
 
-    def add(self, unsigned module, offset, size):
-        """Note where a part is."""
+    cdef int _add(self, unsigned module, offset, size) except -1:
         if self._parts is None:
             self._parts = {}
         self._parts[module] = (offset, size)
+        return 0
 
 
 @cython.final
@@ -141,7 +141,7 @@ cdef class Chunk:
 
     def part(self, unsigned module, offset, size):
         """Note where its index or bloom filter is in the target, with frame, in bytes."""
-        self._moved().add(module, offset, size)
+        self._moved()._add(module, offset, size)
 
     cdef bint _passes(self):
         return self.modules is None and self.target is None
