@@ -45,6 +45,7 @@ enum {
 };
 
 _Static_assert(sizeof(((agsf_vaes_key *)NULL)->powers) / BLOCK >= BATCH + LANES, "a key has too few powers");
+_Static_assert(sizeof(agsf_vaes_message) % BLOCK == 0, "wipe() goes by blocks");
 
 typedef agsf_vaes_key gcm_key;
 typedef agsf_vaes_message gcm_message;
@@ -56,7 +57,7 @@ static size_t count_blocks(size_t nbytes) { return nbytes / BLOCK + (nbytes % BL
 ALWAYS_INLINE __m128i load_block(const uint8_t *at) { return _mm_loadu_si128((const void *)at); }
 ALWAYS_INLINE void store_block(uint8_t *at, __m128i block) { _mm_storeu_si128((void *)at, block); }
 
-/* The compiler cannot leave this out, nor make a call of it. nbytes is a multiple of a block. */
+/* The compiler cannot leave this out, nor make a call or a slow `rep stos` of it. nbytes is a multiple of a block. */
 ALWAYS_INLINE void wipe(uint8_t *at, size_t nbytes) {
     for (size_t i = 0; i < nbytes; i += BLOCK) {
         store_block(at + i, _mm_setzero_si128());
@@ -388,7 +389,7 @@ static void hash_block(gcm_message *message, size_t nbytes) {
 }
 
 static void begin(gcm_message *message, const gcm_key *key, const uint8_t *nonce, bool seal) {
-    memset(message, 0, sizeof(*message));
+    wipe((uint8_t *)message, sizeof(*message));
     message->key = key;
     message->seal = seal;
     message->counter = FIRST_COUNTER;
@@ -495,10 +496,7 @@ static __m128i tag_of(const gcm_message *message) {
 
 static bool equal(__m128i a, __m128i b) { return _mm_movemask_epi8(_mm_cmpeq_epi8(a, b)) == 0xffff; }
 
-static void wipe_message(gcm_message *message) {
-    memset(message, 0, sizeof(*message));
-    __asm__ volatile("" ::"r"(message) : "memory");
-}
+static void wipe_message(gcm_message *message) { wipe((uint8_t *)message, sizeof(*message)); }
 
 static void finish_seal(gcm_message *message, uint8_t *tag_ret) {
     store_block(tag_ret, tag_of(message));
