@@ -22,7 +22,8 @@
  *
  * The empty asm statements hold compilers back. Without them GCC 12 spills the products of a batch, folds one load into
  * two multiplications, and keeps round keys in registers that it does not have. Each cost an earlier version of this
- * code 5 to 12 % on Zen 3. A new compiler may find another way to be slow: benchmarks/kernel.sh shows.
+ * code 5 to 12 % on Zen 3. A new compiler may find another way to be slow: tests/test_machine_code.py looks for it, and
+ * benchmarks/kernel.sh measures.
  */
 #ifndef ALWAYS_INLINE
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
