@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ags_fast import AgsCodec, AgsReader, AgsWriter, encrypted_length
+from ags_fast import AgsCodec, AgsReader, AgsWriter, crypto, encrypted_length
 from benchmarks import peers
 from benchmarks.evp import Evp, EvpError
 from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
@@ -68,6 +68,8 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def size_name(nbytes: int) -> str:
+    if nbytes < 1024:
+        return f"{nbytes} B"
     return f"{nbytes >> 20} MiB" if nbytes % MIB == 0 else f"{nbytes >> 10} KiB"
 
 
@@ -199,6 +201,52 @@ def beside_ports(bench: Bench, what: str) -> Iterator[Contest]:
     }
     rows[0].samples["ours"] = rows[1].samples["ours"] = []
     yield Contest(rows, runs)
+
+
+def kernel(bench: Bench) -> Group:
+    """By the CPU's class: a target for CPUs with VAES is none for those with AVX-512."""
+    cases = [Case(f"kernel/vaes{bits}", functools.partial(messages, bench, bits)) for bits in (128, 256, 512)]
+    cases += [
+        Case(f"kernel/vaes256/{what}/1MiB", functools.partial(codec_of_a_kernel, bench, what))
+        for what in ("encrypt_into", "decrypt_into")
+    ]
+    return Group(
+        "AES-128, a message in C by this CPU's widest kernel, and by EVP; beside: the kernel half as wide", cases
+    )
+
+
+@contextmanager
+def messages(bench: Bench, bits: int) -> Iterator[Contest]:
+    if bench.evp.widest_kernel() != bits:
+        raise SkippedError(f"the widest kernel of this CPU has not {bits} bits")
+    rows: list[Row] = []
+    runs: dict[tuple[str, str], Run] = {}
+    widths = {"loop": 0, "ours": bits} | ({"beside": bits // 2} if bits > 128 else {})
+    last = 0  # the size of what a contender sealed, or opened
+
+    def run(bits: int, nbytes: int, seal: bool) -> float:
+        nonlocal last
+        last = nbytes
+        return bench.evp.kernel(bits, nbytes, seal=seal)
+
+    for what in ("seal", "open"):
+        for nbytes in (64, 512, 1 << 10, 4 << 10, MIB):
+            row = Row(f"kernel/vaes{bits}/{what}/{short(nbytes)}", f"{what} {size_name(nbytes)}", nbytes=nbytes)
+            rows.append(row)
+            for column, width in widths.items():
+                runs[row.name, column] = functools.partial(run, width, nbytes, what == "seal")
+    yield Contest(rows, runs, check=lambda column: bench.evp.kernel(0, last, seal=False) > 0)  # what was sealed
+
+
+@contextmanager
+def codec_of_a_kernel(bench: Bench, what: str) -> Iterator[Contest]:
+    """A case of the codec again, on CPUs where a kernel does all of it."""
+    if bench.evp.widest_kernel() != 256 or crypto().kernel != "vaes256":
+        raise SkippedError("on this CPU, or by AGS_FAST_AES, no kernel has 256 bits and does messages of all lengths")
+    with between_buffers(bench, f"kernel/vaes256/{what}/1MiB", what, BLOCK, KEYS[0]) as whole:
+        row = whole.rows[0]
+        runs = {who: run for who, run in whole.runs.items() if who in ((row.name, "loop"), (row.name, "ours"))}
+        yield Contest([row], runs, check=whole.check)
 
 
 def whole(bench: Bench) -> Group:
@@ -489,6 +537,7 @@ def open_read_close(bench: Bench, name: str, key: bytes) -> Iterator[Contest]:
 GROUPS: dict[str, Callable[[Bench], Group]] = {
     "codec": codec,
     "ports": ports,
+    "kernel": kernel,
     "whole": whole,
     "read": read,
     "random": random_reads,

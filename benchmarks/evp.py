@@ -1,4 +1,4 @@
-"""The bare loop over EVP of evp.c, compiled against the very libcrypto that ags_fast was built with."""
+"""The bare loop over EVP of evp.c, and the kernels of csrc/vaes, compiled against the libcrypto of ags_fast's build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = [Path(__file__).with_name(name) for name in ("evp.c", "ports.c")]
+CSRC = ROOT / "csrc"
+SOURCES = [*(Path(__file__).with_name(name) for name in ("evp.c", "kernel.c", "ports.c")), *CSRC.glob("vaes/*.c")]
 BUILT_WITH = ROOT / "build" / "libcrypto.json"  # written by setup.py
 PIECES = (128 << 10, 256 << 10, 512 << 10, 2 << 20)  # bytes
 TUNING_RUNS = 4  # with each setting; then a loop keeps the fastest
@@ -67,7 +68,7 @@ class _Loop(ctypes.Structure):
 
 
 class Evp:
-    """The compiled evp.c and ports.c."""
+    """The compiled evp.c, kernel.c and ports.c."""
 
     def __init__(self, build: Path) -> None:
         if not BUILT_WITH.is_file():
@@ -76,12 +77,12 @@ class Evp:
         command = [
             *(shlex.split(os.environ.get("CC", "")) or ["cc"]),
             *libcrypto["cflags"],
-            *(f"-I{d}" for d in libcrypto["include_dirs"]),
+            *(f"-I{d}" for d in [*libcrypto["include_dirs"], CSRC]),
             *("-shared", "-fPIC", "-fvisibility=default", *map(str, SOURCES)),
             *libcrypto["objects"],
             *libcrypto["link_args"],
         ]
-        texts = [source.read_text() for source in SOURCES]
+        texts = [source.read_text() for source in (*SOURCES, *CSRC.glob("vaes/*.h"))]
         what = json.dumps([libcrypto["version"], command, texts]).encode()
         library = build / f"evp-{hashlib.sha256(what).hexdigest()[:16]}.so"
         if not library.is_file():
@@ -89,7 +90,7 @@ class Evp:
             made = library.with_suffix(f".{os.getpid()}")
             result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
             if result.returncode != 0:
-                raise EvpError(f"evp.c or ports.c does not compile:\n{result.stderr}")
+                raise EvpError(f"evp.c, kernel.c or ports.c does not compile:\n{result.stderr}")
             made.rename(library)
         self._functions = ctypes.CDLL(str(library))
         for name, arguments in {
@@ -101,6 +102,7 @@ class Evp:
             ],
             "evp_copy": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
             "ports_run": [ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint)],
+            "kernel_run": [ctypes.c_uint, ctypes.c_int, ctypes.c_size_t],
         }.items():
             function = getattr(self._functions, name)
             function.argtypes, function.restype = arguments, ctypes.c_double
@@ -120,6 +122,18 @@ class Evp:
         if seconds < 0:
             raise EvpError("the loop of AES and carry-less products is for x86-64 CPUs that have both")
         return seconds, bits.value
+
+    def widest_kernel(self) -> int:
+        """Bits of a vector of the widest kernel of csrc/vaes that this CPU runs; 0 without one."""
+        bits: int = self._functions.kernel_widest()
+        return bits
+
+    def kernel(self, bits: int, nbytes: int, *, seal: bool) -> float:
+        """The seconds that the kernel with so wide vectors takes for a message; bits = 0 is EVP, driven by C."""
+        seconds: float = self._functions.kernel_run(bits, seal, nbytes)
+        if seconds < 0:
+            raise EvpError(f"a message of {nbytes} bytes does not open, or no kernel has {bits} bits here")
+        return seconds
 
     def loop(
         self,

@@ -182,6 +182,19 @@ def test_ports_have_the_width_of_this_cpu(evp: Evp) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("nbytes", [1, 64, 1000, 1 << 20])
+def test_a_kernel_opens_what_evp_seals(evp: Evp, nbytes: int) -> None:
+    widest = evp.widest_kernel()
+    assert widest in {0, 128, 256, 512}
+    for sealing, opening in ((0, widest), (widest, 0)):
+        assert evp.kernel(sealing, nbytes, seal=True) > 0
+        assert evp.kernel(opening, nbytes, seal=False) > 0
+    for bits, size in ((1024, nbytes), (widest, 0), (widest, (1 << 20) + 1)):
+        with pytest.raises(EvpError, match="does not open, or no kernel"):
+            evp.kernel(bits, size, seal=False)
+
+
+@needs_compiler
 def test_evp_loop_reads_a_small_file(evp: Evp, tmp_path: Path) -> None:
     data, out, path = pattern(8192), bytearray(8192), tmp_path / "stream"
     path.write_bytes(seal_stream(data, KEY, PREFIX))
@@ -436,6 +449,7 @@ def test_every_target_has_rows() -> None:
     ends += ["/slope", "/verify", "/encrypt/slope", "/verify/slope"]
     ends += ["/scan", "/column", "/bytes", "/filter", "/plan", "/append", "/rekey", "/encrypt"]
     ends += [f"/{name}" for name in frames.CALLS]
+    ends += ["/seal/64B", "/open/1KiB"]
     names = [case + end for case in cases for end in ends]
     for target in targets.TARGETS:
         assert any(re.fullmatch(target.rows, name) for name in names), target.what
