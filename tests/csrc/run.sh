@@ -20,7 +20,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 FUZZERS=(fuzz_open fuzz_parquet)
-TESTS=(aead counters runs failures files pause pool ahead memory locks fork rewrap thrift parquet avro choice vaes lanes2 lanes4)
+TESTS=(aead counters runs failures files pause pool ahead memory locks fork rewrap thrift parquet avro choice provider vaes lanes2 lanes4)
 BY_KERNEL=" aead runs failures files ahead memory rewrap parquet " # run twice: with libcrypto's AES-GCM and with our own
 FUZZ_SECONDS=60
 JOBS=$(nproc)
