@@ -982,7 +982,7 @@ if _began == AGSF_BAD_ARGUMENT:
 if _began != AGSF_OK:
     raise ImportError(f"libcrypto cannot be used: it lacks AES-GCM, SHA-256 or random numbers ({openssl_version()})")
 if agsf_aes_complaint() != NULL:
-    _warnings.warn(agsf_aes_complaint().decode(), RuntimeWarning)
+    _warnings.warn_explicit(agsf_aes_complaint().decode(), RuntimeWarning, __file__, 0, __name__)
 
 
 def _end_idle_threads():

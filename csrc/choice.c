@@ -169,15 +169,17 @@ agsf_choice agsf_choose(const char *wanted, const uint8_t random[AGSF_CHOICE_RAN
     if (wanted != NULL && strcmp(wanted, "openssl") == 0) return choice;
     choice = asked ? (agsf_choice){agsf_vaes_widest(), AGSF_MESSAGE_MAX_NBYTES, NULL} : fastest();
     if (choice.kernel == NULL || !is_default()) {
-        return (agsf_choice){.complaint = asked ? "AGS_FAST_AES=vaes: this CPU or this build has no kernel of ours, or "
-                                                  "another provider than libcrypto's default one does AES"
-                                                : NULL};
+        return (agsf_choice){.complaint =
+                                 asked ? "AGS_FAST_AES=vaes: this CPU or this build has no kernel of ags_fast's, "
+                                         "or another provider than libcrypto's default one does AES, so "
+                                         "AES-GCM goes through libcrypto"
+                                       : NULL};
     }
     memcpy(&trial, random, sizeof(trial));
     if (!is_right(choice.kernel, &trial)) {
         return (agsf_choice){.complaint =
-                                 "AES-GCM of our own failed its self-test on this CPU, so libcrypto's is used: "
-                                 "please report that"};
+                                 "ags_fast's own AES-GCM failed its self-test on this CPU, so libcrypto's is used: "
+                                 "please report that. AGS_FAST_AES=openssl turns this warning off"};
     }
     return choice;
 }
