@@ -85,7 +85,7 @@ docs: $(DOCS)/done ## the site of the documentation in build/site, with warnings
 man: $(VENV)/built ## the manual pages in build/man/man1, made from the parsers; look at them by: man -M build/man ags-fast
 	$(VENV)/bin/ags-fast man build/man/man1
 
-sanitize: $(VENV)/built ## the C test programs under AddressSanitizer, UBSan, ThreadSanitizer, of gcc and clang; secrets' traces
+sanitize: $(VENV)/built ## the C test programs under ASan, UBSan, TSan and MSan, of gcc and clang; secrets' traces
 	@.ci/tools gcc fuzzer valgrind
 	.ci/sanitize
 

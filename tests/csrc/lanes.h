@@ -78,7 +78,7 @@ static inline __m128i vec_sum(vec a) {
 #endif
 
 int main(void) {
-    start();
+    watch_for_hangs();
 #if AGSF_HAS_VAES
     if (__builtin_cpu_supports("ssse3") && __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul")) {
         check_kernel(&KERNEL);

@@ -5,6 +5,9 @@
 #     plain            as the extension is built, warnings as errors
 #     asan             AddressSanitizer (with leaks) and UndefinedBehaviorSanitizer, of gcc and of clang
 #     tsan             ThreadSanitizer, of gcc and of clang
+#     msan             MemorySanitizer over the AES-GCM kernels; needs clang. libcrypto, which most other programs look
+#                      into, is compiled without, and what it writes would count as uninitialised.
+#     levels           the AES-GCM kernels without optimisation and with most of it, by gcc and by clang
 #     fuzz [SECONDS]   libFuzzer with both of asan's, by default for 60 seconds each; needs clang
 #     coverage         which lines of csrc/ they run: gcov's data in build/coverage/csrc
 #     large            sizes over 2 GiB; takes 3 GiB of memory
@@ -21,6 +24,7 @@ cd "$(dirname "$0")/../.."
 
 FUZZERS=(fuzz_open fuzz_parquet)
 TESTS=(aead counters runs failures files pause pool ahead memory locks fork rewrap thrift parquet avro choice provider vaes lanes2 lanes4)
+KERNELS="test_vaes test_lanes2 test_lanes4"
 BY_KERNEL=" aead runs failures files ahead memory rewrap parquet " # run twice: with libcrypto's AES-GCM and with our own
 FUZZ_SECONDS=60
 JOBS=$(nproc)
@@ -139,6 +143,14 @@ run_mode() {
             for cc in "${COMPILERS[@]}"; do
                 check_all "$cc" "$(command -v setarch >/dev/null && echo "setarch $(uname -m) -R")" \
                     "${tests/test_fork /}" -O1 -g -fno-omit-frame-pointer -fsanitize=thread
+            done
+            ;;
+        msan)
+            check_all clang "" "$KERNELS" -O1 -g -fno-omit-frame-pointer -fsanitize=memory
+            ;;
+        levels)
+            for cc in "${COMPILERS[@]}"; do
+                for MODE in -O0 -O3; do check_all "$cc" "" "$KERNELS" "$MODE"; done
             done
             ;;
         coverage)

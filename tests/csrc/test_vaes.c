@@ -6,7 +6,7 @@
 int main(void) {
     const agsf_vaes *const widest = agsf_vaes_widest();
 
-    start();
+    watch_for_hangs();
     if (widest == NULL) {
         printf("skipped: this CPU, or this compiler, has no AES instructions\n");
         return 0;
