@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILT_WITH = ROOT / "build" / "libcrypto.json"  # written by setup.py
-COMPILERS = ("gcc", "clang")
+SOURCES = ROOT / "csrc" / "vaes"
 WIDTHS = (128, 256, 512)
 
 pytestmark = pytest.mark.more
@@ -30,38 +30,45 @@ if not shutil.which("objdump"):
 if not BUILT_WITH.is_file():
     pytest.skip("nothing was built in this tree: an installed package is tested", allow_module_level=True)
 
-# Of a batch of 8 vectors: 72 or 80 rounds of AES and 24 products at least. A loop that only long keys have may stand
+# Of a batch of 8 vectors: 72 to 88 rounds of AES and 24 products. The loop for what only long keys have may stand
 # elsewhere, and so may the reduction.
-AES, PRODUCTS = 72, 20
-# What is usual is 1 to 9 vectors that go to the stack: newer compilers put a batch there around the loop that only long
-# keys have. Without the kernel's empty asm statements, GCC 12 puts 20 there.
-MOST_SPILLED = 12
+LEAST_AES, MOST_AES, LEAST_PRODUCTS = 72, 120, 20
+# 1 to 8 vectors go to the stack. Without the kernel's empty asm statements, GCC 12 puts 20 there.
+MOST_SPILLED = 10
 # The reduction's two products have a constant in memory. Without the asm statements, 8 or 24 have a power there.
 MOST_FOLDED = 4
-# 258 to 360 are usual, and 450 without optimisation to speak of.
-MOST_INSTRUCTIONS = 400
+# 56 to 80 rounds stand between the products, so that both go on at a time. Clang 19 put all of them behind the products
+# where it had to ask whether there was something to hash: opening took a fifth more time.
+LEAST_MIXED = 48
+# 243 to 321 are usual, and 450 without optimisation to speak of.
+MOST_INSTRUCTIONS = 360
 
 
 class Loop(NamedTuple):
-    """A loop over batches: what it puts on the stack, its products with an operand in memory, its instructions."""
+    """A loop over batches: what it puts on the stack, its products with an operand in memory, its rounds of AES between
+    products, its instructions.
+    """
 
     spilled: int
     folded: int
+    mixed: int
     instructions: int
 
     def complaints(self) -> list[str]:
         return [
-            f"{number} {what}, at most {most} are usual"
+            f"{number} {what}, where {most} are usual at the most"
             for number, what, most in (
                 (self.spilled, "vectors go to the stack", MOST_SPILLED),
                 (self.folded, "products load an operand from memory", MOST_FOLDED),
                 (self.instructions, "instructions", MOST_INSTRUCTIONS),
             )
             if number > most
-        ]
+        ] + [f"{self.mixed} rounds of AES are among the products"] * (self.mixed < LEAST_MIXED)
 
 
 def compiled(compiler: str, level: str, source: Path, output: Path) -> Path:
+    if not shutil.which(compiler):
+        pytest.skip(f"no {compiler} here")
     flags = json.loads(BUILT_WITH.read_text())["cflags"]
     subprocess.run([compiler, *flags, "-fPIC", level, "-c", str(source), "-o", str(output)], check=True)
     return output
@@ -88,7 +95,8 @@ def loops(code: list[tuple[int, str]]) -> list[Loop]:
         jump = re.match("j[a-z]+ +([0-9a-f]+) ", text)
         begin = places.get(int(jump[1], 16), end) if jump else end
         body = words[begin:end]
-        if sum("aesenc" in word for word in body) >= AES and sum("pclmul" in word for word in body) >= PRODUCTS:
+        rounds, products = (sum(word.startswith(name) for word in body) for name in ("vaesenc", "vpclmul"))
+        if LEAST_AES <= rounds <= MOST_AES and products >= LEAST_PRODUCTS:
             found.append((begin, end))
     inner = [(b, e) for b, e in found if not any((b, e) != other and b <= other[0] <= other[1] <= e for other in found)]
     frame = "[sb]" if any(re.match("mov +%rsp,%rbp", word) for word in words) else "s"
@@ -96,34 +104,40 @@ def loops(code: list[tuple[int, str]]) -> list[Loop]:
 
 
 def loop_of(body: list[str], frame: str) -> Loop:
-    spilled = sum(bool(re.search(rf"%[xyz]mm\d+,-?(0x)?[0-9a-f]*\(%r{frame}p\)$", text)) for text in body)
-    return Loop(spilled, sum("pclmul" in text and "(" in text for text in body), len(body))
+    products = [place for place, text in enumerate(body) if text.startswith("vpclmul")]
+    return Loop(
+        sum(bool(re.search(rf"%[xyz]mm\d+,-?(0x)?[0-9a-f]*\(%r{frame}p\)$", text)) for text in body),
+        sum("(" in body[place] for place in products),
+        sum(text.startswith("vaesenc") for text in body[products[0] : products[-1]]),
+        len(body),
+    )
 
 
 def loops_of(path: Path) -> list[Loop]:
     return [loop for code in functions(path) for loop in loops(code)]
 
 
-@pytest.mark.parametrize("level", ["-O2", "-O3"])
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize(("compiler", "level"), [("gcc", "-O2"), ("gcc", "-O3"), ("clang", "-O3")])
 def test_loops_of_batches(compiler: str, level: str, tmp_path: Path) -> None:
-    if not shutil.which(compiler):
-        pytest.skip(f"no {compiler} here")
+    """At -O2, clang 14 moves the rounds behind the products whatever the source says."""
     for width in WIDTHS:
-        source = ROOT / "csrc" / "vaes" / f"vaes{width}.c"
-        found = loops_of(compiled(compiler, level, source, tmp_path / f"{width}.o"))
+        found = loops_of(compiled(compiler, level, SOURCES / f"vaes{width}.c", tmp_path / f"{width}.o"))
         assert len(found) >= 2, f"vaes{width}.c: a loop that seals and one that opens are not found: adapt this test"
         for loop in found:
             assert loop.complaints() == [], f"vaes{width}.c, {loop}: slow; benchmarks/kernel.sh measures how slow"
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_slow_code_is_seen(compiler: str, tmp_path: Path) -> None:
-    if not shutil.which(compiler):
-        pytest.skip(f"no {compiler} here")
-    folder = shutil.copytree(ROOT / "csrc" / "vaes", tmp_path / "vaes")
-    for header in folder.glob("vector*.h"):  # without what holds compilers back
-        header.write_text(re.sub(r"(#define VEC_KEEP\(a\)) .*", r"\1 ((void)(a))", header.read_text()))
+def changed(folder: Path, pattern: str, text: str) -> Path:
+    """The sources with a change in all headers that have the pattern."""
+    shutil.copytree(SOURCES, folder)
+    for header in folder.glob("*.h"):
+        header.write_text(re.sub(pattern, text, header.read_text()))
+    return folder
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_loads_in_products_are_seen(compiler: str, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "vaes", r"(#define VEC_KEEP\(a\)) .*", r"\1 ((void)(a))")
     for width in WIDTHS:
         found = loops_of(compiled(compiler, "-O3", folder / f"vaes{width}.c", tmp_path / f"{width}.o"))
         assert found
@@ -131,8 +145,12 @@ def test_slow_code_is_seen(compiler: str, tmp_path: Path) -> None:
 
 
 def test_spilled_vectors_are_seen(tmp_path: Path) -> None:
-    if not shutil.which("gcc"):
-        pytest.skip("no gcc here")
-    found = loops_of(compiled("gcc", "-O1", ROOT / "csrc" / "vaes" / "vaes256.c", tmp_path / "256.o"))
+    found = loops_of(compiled("gcc", "-O1", SOURCES / "vaes256.c", tmp_path / "256.o"))
     assert found
     assert all("to the stack" in str(loop.complaints()) for loop in found)
+
+
+def test_rounds_apart_from_products_are_seen(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "vaes", r"if \(hashes\)", "if (hash != NULL)")
+    found = loops_of(compiled("clang", "-O2", folder / "vaes256.c", tmp_path / "256.o"))
+    assert any("among the products" in str(loop.complaints()) for loop in found)
