@@ -468,7 +468,7 @@ cdef class PageRun:
     cdef int _grow_table(self) except -1:
         cdef size_t room = self._raw.table_room * 2
         if room == 0:  # wide files have a table for each of many small chunks
-            room = <size_t> min(64, max(4, self._raw.nbytes >> 12))
+            room = <size_t> min(<uint64_t> 64, max(<uint64_t> 4, self._raw.nbytes >> 12))
         cdef agsf_page *bigger = <agsf_page *> realloc(self._raw.table, room * sizeof(agsf_page))
         if bigger == NULL:
             raise MemoryError

@@ -1,5 +1,5 @@
 /*
- * test_secrets.c - no branch and no address depends on a secret. For `run.sh valgrind`.
+ * test_secrets.c - no branch and no address depends on a secret. For `run.sh secrets`.
  *
  * Guards: kernel.h takes the same path and touches the same memory whatever the key, the text and the tag are. Memcheck
  * is told that these are undefined; it then reports each branch and each address that depends on them. Whether a tag
