@@ -231,3 +231,16 @@ cdef extern from "agsf_avro.h" nogil:
         AGSF_AVRO_ENUM
     agsf_status agsf_avro_pick(const int32_t *program, size_t length, const uint8_t *data, size_t nbytes,
                                size_t records, size_t slots, int64_t *values)
+    ctypedef enum agsf_avro_kind:
+        pass
+    ctypedef struct agsf_avro_column:
+        agsf_avro_kind kind
+        int null_branch
+        size_t size
+        bint bits
+        uint8_t *values
+        size_t room
+        int32_t *offsets
+        uint8_t *valid
+    agsf_status agsf_avro_columns(const uint8_t *data, size_t nbytes, size_t records, size_t row,
+                                  const agsf_avro_column *columns, size_t ncolumns)

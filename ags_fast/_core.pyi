@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import Any, NamedTuple, Self, final
 
@@ -497,6 +497,11 @@ AVRO_INT: int
 AVRO_ENUM: int
 
 def avro_pick(program: Buffer, data: Buffer, records: int, slots: int) -> bytes: ...
+def avro_columns(
+    blocks: Sequence[tuple[int, Buffer]], fields: Sequence[tuple[int, int, int, bool, bool]]
+) -> list[list[Buffer | None]]: ...
+def avro_number(data: Buffer, at: int) -> tuple[int, int]: ...
+def avro_blocks(data: Buffer, marker: bytes, limit: int) -> tuple[list[tuple[int, int, int]], int, int]: ...
 def openssl_version() -> str: ...
 
 class Crypto(NamedTuple):

@@ -1,5 +1,6 @@
 /*
- * agsf_avro.h - fields of Avro records, found without decoding the rest. See agsf.h for the conventions.
+ * agsf_avro.h - fields of Avro records: found without decoding the rest, or decoded to columns. See agsf.h for the
+ * conventions.
  *
  * A schema is compiled, outside of the engine, to a program: int32 numbers, one node behind the other. A node is
  *
@@ -42,5 +43,30 @@ typedef enum agsf_avro_kind {
  */
 agsf_status agsf_avro_pick(const int32_t *program, size_t length, const uint8_t *data, size_t nbytes, size_t records,
                            size_t slots, int64_t *values) AGSF_MUST_CHECK;
+
+/*
+ * A field of a flat record as a column in Arrow's layout, with room for all rows. Without `values` the field is only
+ * passed.
+ */
+typedef struct agsf_avro_column {
+    agsf_avro_kind kind; /* AGSF_AVRO_NUMBER, _INT, _ENUM, _BYTES or _FIXED */
+    int null_branch;     /* which of two branches is null: 0 or 1; -1 if the field is no union */
+    size_t size;         /* of _FIXED the bytes of a value, of _ENUM how many symbols there are */
+    bool bits;           /* a boolean: of _FIXED of 1 byte, a value takes a bit */
+    uint8_t *values;  /* one behind the other: of _NUMBER 8 bytes, of _INT and _ENUM 4; of _BYTES those of all rows */
+    size_t room;      /* of _BYTES: how many bytes `values` takes */
+    int32_t *offsets; /* of _BYTES: where each row begins in `values`, and the last one ends. The first is 0. */
+    uint8_t *valid;   /* of a union: a bit for each row, whether it has a value */
+} agsf_avro_column;
+
+/*
+ * agsf_avro_columns() decodes a block: `records` records of these fields, in nbytes of data, which become the rows from
+ * `row` on. What is null has zeros.
+ *
+ * AGSF_BAD_FORMAT if the bytes are not such records. Then the columns are garbage. AGSF_BAD_ARGUMENT if a column has no
+ * room for them.
+ */
+agsf_status agsf_avro_columns(const uint8_t *data, size_t nbytes, size_t records, size_t row,
+                              const agsf_avro_column *columns, size_t ncolumns) AGSF_MUST_CHECK;
 
 #endif

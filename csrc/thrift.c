@@ -5,38 +5,15 @@
 
 enum {
     NESTING_MAX = 64, /* Parquet needs less than ten */
-    VARINT_MAX_NBYTES = 10,
 };
 
 /* ---------------------------------------------------------------- the cursor */
 
-static uint64_t bad(agsf_cursor *cursor) {
-    cursor->bad = true;
-    cursor->at = cursor->end;
-    return 0;
-}
+static uint64_t bad(agsf_cursor *cursor) { return agsf_cursor_bad(cursor); }
 
-static size_t left(const agsf_cursor *cursor) { return (size_t)(cursor->end - cursor->at); }
+static size_t left(const agsf_cursor *cursor) { return agsf_cursor_left(cursor); }
 
 static unsigned byte(agsf_cursor *cursor) { return cursor->at < cursor->end ? *cursor->at++ : (unsigned)bad(cursor); }
-
-uint64_t agsf_thrift_varint(agsf_cursor *cursor) {
-    uint64_t value = 0;
-
-    for (unsigned shift = 0; shift < 7 * VARINT_MAX_NBYTES; shift += 7) {
-        const unsigned next = byte(cursor);
-        if (cursor->bad || (shift == 63 && next > 1)) break; /* more than 64 bits */
-        value |= (uint64_t)(next & 0x7f) << shift;
-        if (next < 0x80) return value;
-    }
-    return bad(cursor);
-}
-
-int64_t agsf_thrift_int(agsf_cursor *cursor) {
-    const uint64_t value = agsf_thrift_varint(cursor);
-
-    return (int64_t)(value >> 1 ^ (UINT64_C(0) - (value & 1)));
-}
 
 static void pass(agsf_cursor *cursor, uint64_t nbytes) {
     if (nbytes > left(cursor)) {
@@ -78,7 +55,7 @@ size_t agsf_thrift_list(agsf_cursor *cursor, unsigned *type_ret) {
 
 static void pass_varint(agsf_cursor *cursor) {
     const uint8_t *at = cursor->at;
-    const uint8_t *const end = left(cursor) > VARINT_MAX_NBYTES ? at + VARINT_MAX_NBYTES : cursor->end;
+    const uint8_t *const end = left(cursor) > AGSF_VARINT_NBYTES ? at + AGSF_VARINT_NBYTES : cursor->end;
 
     while (at < end && *at >= 0x80) at++;
     if (at < end) {

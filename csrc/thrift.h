@@ -23,8 +23,39 @@ static inline agsf_cursor agsf_cursor_over(const uint8_t *data, size_t nbytes, s
     return (agsf_cursor){data + begin, data + nbytes, false};
 }
 
-uint64_t agsf_thrift_varint(agsf_cursor *cursor);
-int64_t agsf_thrift_int(agsf_cursor *cursor); /* zigzag, as i16, i32 and i64 are */
+static inline size_t agsf_cursor_left(const agsf_cursor *cursor) { return (size_t)(cursor->end - cursor->at); }
+
+static inline uint64_t agsf_cursor_bad(agsf_cursor *cursor) {
+    cursor->bad = true;
+    cursor->at = cursor->end;
+    return 0;
+}
+
+enum { AGSF_VARINT_NBYTES = 10 }; /* at most */
+
+/* Of Avro's columns nearly each value is a number, so a loop over them has the code of these two in its place. */
+static inline uint64_t agsf_thrift_varint(agsf_cursor *cursor) {
+    const uint8_t *at = cursor->at;
+    const uint8_t *const end = agsf_cursor_left(cursor) > AGSF_VARINT_NBYTES ? at + AGSF_VARINT_NBYTES : cursor->end;
+    uint64_t value = 0;
+
+    for (unsigned shift = 0; at < end; shift += 7) {
+        const uint64_t next = *at++;
+        if (shift == 63 && next > 1) break; /* more than 64 bits */
+        value |= (next & 0x7f) << shift;
+        if (next >= 0x80) continue;
+        cursor->at = at;
+        return value;
+    }
+    return agsf_cursor_bad(cursor);
+}
+
+/* zigzag, as i16, i32 and i64 are */
+static inline int64_t agsf_thrift_int(agsf_cursor *cursor) {
+    const uint64_t value = agsf_thrift_varint(cursor);
+
+    return (int64_t)(value >> 1 ^ (UINT64_C(0) - (value & 1)));
+}
 
 /* agsf_thrift_binary() passes a string of *nbytes_ret bytes and returns where it begins. */
 const uint8_t *agsf_thrift_binary(agsf_cursor *cursor, size_t *nbytes_ret);

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-DECODERS = ("datafusion", "polars", "fastavro")
+DECODERS = ("ags_fast", "datafusion", "fastavro")
 MARKER = bytes(range(16))
 LARGEST_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 

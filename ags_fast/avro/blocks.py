@@ -19,47 +19,11 @@ from ags_fast.errors import FormatError
 if TYPE_CHECKING:
     from ags_fast._types import Buffer
 
-__all__ = ["MAX_BLOCK_NBYTES", "SYNC_NBYTES", "decompress", "encode", "number", "walk"]
+__all__ = ["MAX_BLOCK_NBYTES", "SYNC_NBYTES", "decompress", "encode"]
 
 SYNC_NBYTES = 16  # of a sync marker
 MAX_BLOCK_NBYTES = 200 << 20  # of plain records in a compressed block: as the default of Avro for Java
 STREAM_NBYTES = 256 << 10  # that are decompressed at a time
-
-
-def walk(data: bytes | memoryview, marker: bytes, limit: int) -> tuple[list[tuple[int, int, int]], int, int]:
-    """Find the bodies of whole blocks before `limit`, the end of the last, and how many bytes the next one needs."""
-    blocks: list[tuple[int, int, int]] = []
-    at = 0
-    while at < len(data) and at < limit:
-        try:
-            rows, begin = number(data, at)
-            nbytes, begin = number(data, begin)
-        except IndexError:
-            return blocks, at, len(data) - at + 20
-        if rows < 0 or nbytes < 0:
-            raise FormatError("the plaintext is not an intact Avro file: a block has a negative length")
-        stop = begin + nbytes
-        if stop + SYNC_NBYTES > len(data):
-            return blocks, at, stop + SYNC_NBYTES - at
-        if data[stop : stop + SYNC_NBYTES] != marker:
-            raise FormatError("the plaintext is not an intact Avro file: a block does not end at a sync marker")
-        blocks.append((rows, begin, stop))
-        at = stop + SYNC_NBYTES
-    return blocks, at, 0
-
-
-def number(data: bytes | memoryview, at: int) -> tuple[int, int]:
-    """Read a long, and where it ends. Raises IndexError where the data end."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 and value < 1 << 64:
-            return value >> 1 ^ -(value & 1), at
-        shift += 7
-        if shift > 63:
-            raise FormatError("the plaintext is not an intact Avro file: a number has too many bytes")
 
 
 def encode(value: int) -> bytes:

@@ -22,9 +22,9 @@ from ags_fast._core import (
     AVRO_NUMBER,
     AVRO_RECORD,
     AVRO_UNION,
+    avro_number,
     avro_pick,
 )
-from ags_fast.avro.blocks import number
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class _Types:
         kind, schema = self._resolved(schema)
         below = self._below(kind, schema)
         if kind in ("union", "enum"):
-            index, at = number(data, at)
+            index, at = avro_number(data, at)
             if not 0 <= index < len(below if kind == "union" else schema["symbols"]):
                 raise IndexError
             return self.skip(below[index], data, at, depth + 1) if kind == "union" else at
@@ -232,7 +232,7 @@ class _Types:
         if kind in ITEMS:
             return self._skip_items([*["string"] * (kind == "map"), *below], data, at, depth)
         if kind in ("int", "long", "bytes", "string"):
-            value, at = number(data, at)
+            value, at = avro_number(data, at)
             size = value if kind in ("bytes", "string") else 0
             if kind == "int" and not -(1 << 31) <= value < 1 << 31:
                 raise IndexError
@@ -245,9 +245,9 @@ class _Types:
     def _skip_items(self, item: list[Any], data: bytes, at: int, depth: int) -> int:
         """Return where the blocks of items of an array or map end. item: the schemas of what is in one."""
         while True:
-            count, at = number(data, at)
+            count, at = avro_number(data, at)
             if count < 0:
-                _, at = number(data, at)
+                _, at = avro_number(data, at)
             if count == 0:
                 return at
             for _ in range(min(abs(count), len(data) + 1)):  # each has a byte

@@ -6,15 +6,18 @@ import io
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.avro.blocks import MAX_BLOCK_NBYTES, SYNC_NBYTES, decompress, encode, number, walk
+from ags_fast._core import avro_blocks, avro_number
+from ags_fast.avro.blocks import MAX_BLOCK_NBYTES, SYNC_NBYTES, decompress, encode
 from ags_fast.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ags_fast._types import Buffer
 
-__all__ = ["MAGIC", "PIECE_NBYTES", "Container", "encode_header", "parse_header"]
+__all__ = ["MAGIC", "PIECE_NBYTES", "Block", "Container", "encode_header", "framed", "parse_header"]
+
+Block = tuple[int, "Buffer"]  # the number of records, and their bytes without a codec
 
 MAGIC = b"Obj\x01"
 HEAD_NBYTES = 64 << 10  # read at first; a header is rarely longer
@@ -56,12 +59,11 @@ class Container:
         return encode_header(schema, self._marker)
 
     def pieces(
-        self, start: int, end: int, check: Callable[[Buffer, int], object], piece_nbytes: int = PIECE_NBYTES
-    ) -> Iterator[tuple[list[Buffer], int]]:
-        """Iterate over the blocks of a split, without the codec, in parts, and the number of records of each.
+        self, start: int, end: int, check: Callable[[Buffer, int], object] | None, piece_nbytes: int = PIECE_NBYTES
+    ) -> Iterator[list[Block]]:
+        """Iterate over the blocks of a split, without the codec: about `piece_nbytes` at a time, one block at least.
 
-        `check` is called with the body of each block without the codec, and the number of its records. About
-        `piece_nbytes` come at a time; one block at least.
+        `check` is called with the body of each block, and the number of its records; None if the caller checks them.
         """
         marker = self._marker
         marker_at = self._header_end - SYNC_NBYTES
@@ -78,18 +80,26 @@ class Container:
             if wanted > len(memory):
                 memory = memoryview(bytearray(wanted))
             data = self._fill(at, memory[:wanted])
-            blocks, used, needed = walk(data, marker, end - at + SYNC_NBYTES)
+            blocks, used, needed = avro_blocks(data, marker, end - at + SYNC_NBYTES)
             if not blocks:
                 self._check_large(at, needed)
                 size = max(needed, 2 * size)
                 continue
             size = piece_nbytes
-            if self.codec == "null":
-                for rows, begin, stop in blocks:
-                    self._check_body(check, data[begin:stop], rows)
-                yield [data[:used]], sum(rows for rows, _, _ in blocks)
-            else:
-                yield from self._decompressed(data, blocks, check, piece_nbytes)
+            piece: list[Block] = []
+            nbytes = 0
+            for rows, begin, stop in blocks:
+                body: Buffer = data[begin:stop]
+                if self.codec != "null":
+                    body = decompress(self.codec, body, self._max_block_nbytes)
+                self._check_body(check, body, rows)
+                piece.append((rows, body))
+                nbytes += memoryview(body).nbytes
+                if nbytes >= piece_nbytes:
+                    yield piece
+                    piece, nbytes = [], 0
+            if piece:
+                yield piece
             at += used
 
     def _check_large(self, at: int, needed: int) -> None:
@@ -100,33 +110,11 @@ class Container:
         if needed > HEAD_NBYTES and self._read(stop, SYNC_NBYTES) != self._marker:
             raise FormatError("the plaintext is not an intact Avro file: a block does not end at a sync marker")
 
-    def _check_body(self, check: Callable[[Buffer, int], object], body: Buffer, rows: int) -> None:
+    def _check_body(self, check: Callable[[Buffer, int], object] | None, body: Buffer, rows: int) -> None:
         if rows > max(memoryview(body).nbytes, self._max_block_nbytes):  # records without bytes could be endless
             raise FormatError(f"the plaintext is not an intact Avro file: a block claims {rows} records")
-        check(body, rows)
-
-    def _decompressed(
-        self,
-        data: memoryview,
-        blocks: list[tuple[int, int, int]],
-        check: Callable[[Buffer, int], object],
-        piece_nbytes: int,
-    ) -> Iterator[tuple[list[Buffer], int]]:
-        """Iterate over compressed blocks, as `pieces` does."""
-        parts: list[Buffer] = []
-        found = nbytes = 0
-        for rows, begin, stop in blocks:
-            body = decompress(self.codec, data[begin:stop], self._max_block_nbytes)
-            size = memoryview(body).nbytes
-            self._check_body(check, body, rows)
-            parts += (encode(rows) + encode(size), body, self._marker)
-            found += rows
-            nbytes += size
-            if nbytes >= piece_nbytes:
-                yield parts, found
-                parts, found, nbytes = [], 0, 0
-        if parts:
-            yield parts, found
+        if check is not None:
+            check(body, rows)
 
     def _read(self, offset: int, size: int) -> bytes:
         return bytes(self._fill(offset, memoryview(bytearray(size))))
@@ -152,6 +140,15 @@ class Container:
                 if size >= most:
                     raise FormatError("the plaintext is not an intact Avro file: its header is cut") from None
             size *= 4
+
+
+def framed(header: bytes, blocks: Iterable[Block]) -> Iterator[Buffer]:
+    """Iterate over the parts of a file without a codec: a header of `Container.header`, and blocks."""
+    yield header
+    for rows, body in blocks:
+        yield encode(rows) + encode(memoryview(body).nbytes)
+        yield body
+        yield header[-SYNC_NBYTES:]
 
 
 def find_marker(file: Any, marker: bytes, start: int, end: int) -> int | None:
@@ -188,7 +185,7 @@ def parse_header(data: bytes, most: int) -> tuple[dict[str, bytes], int]:
 
     def text() -> bytes:
         nonlocal at
-        size, at = number(data, at)
+        size, at = avro_number(data, at)
         if not 0 <= size <= most - at:
             raise FormatError("the plaintext is not an intact Avro file: its header has an impossible length")
         if at + size > len(data):
@@ -198,9 +195,9 @@ def parse_header(data: bytes, most: int) -> tuple[dict[str, bytes], int]:
 
     left = HEAD_PAIRS
     while True:
-        pairs, at = number(data, at)
+        pairs, at = avro_number(data, at)
         if pairs < 0:
-            _, at = number(data, at)
+            _, at = avro_number(data, at)
         if pairs == 0:
             break
         left -= abs(pairs)

@@ -13,7 +13,7 @@ from ags_fast.ags1 import as_key
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
 from ags_fast.avro.checking import by_program
 from ags_fast.avro.container import Container
-from ags_fast.avro.decoders import NAMES, Scratch, decode, refusal
+from ags_fast.avro.decoders import CHECKS, NAMES, Scratch, decode, refusal
 from ags_fast.avro.schema import parse, plain_schema, program
 from ags_fast.avro.shaping import nothing, shape
 from ags_fast.errors import FormatError
@@ -66,8 +66,9 @@ class AvroFile:
         """Read the records of a split. About 16 MiB of plaintext, or one Avro block, are decoded at a time.
 
         The split goes from `start` to `end`, bytes of plaintext; None: to the end of the file. `columns` are the fields
-        to read, in their order; None: all. `decoder` is "datafusion", "polars" or "fastavro"; "auto" is the first that
-        is installed and reads the schema, which the log ``ags_fast.avro`` tells. A batch has `batch_size` rows at most.
+        to read, in their order; None: all. `decoder` is "ags_fast", "datafusion" or "fastavro"; "auto" is the first
+        that is installed and reads the schema, which the log ``ags_fast.avro`` tells. A batch has at most `batch_size`
+        rows.
 
         Raises:
             FormatError: The plaintext is not an intact Avro file, or a block has more than `max_block_nbytes`.
@@ -103,15 +104,15 @@ class AvroFile:
         node = self._node
         schema = pa.schema([node.type.field(i) for i in fields])
         full = [i for i in fields if not node.children[i].empty]
-        check = by_program(None if node.empty else program(node))
+        check = None if decoder == CHECKS and full else by_program(None if node.empty else program(node))
         header = self._container.header(json.dumps(plain_schema(node, decimals=decoder == "datafusion")).encode())
         with closing(Scratch()) as scratch:
-            for blocks, rows in self._container.pieces(start, end, check):
-                data = [header, *blocks]
+            for blocks in self._container.pieces(start, end, check):
+                rows = sum(count for count, _ in blocks)
                 if not full:
                     parts: Iterable[Any] = (range(at, min(at + batch_size, rows)) for at in range(0, rows, batch_size))
                 else:
-                    parts = decode(decoder, node, data, full, batch_size, scratch)
+                    parts = decode(decoder, node, header, blocks, full, batch_size, scratch)
                 found = 0
                 for part in parts:
                     found += len(part)

@@ -8,14 +8,14 @@ import io
 import json
 import operator
 import struct
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import explaining
 from ags_fast.ags1 import as_key
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
 from ags_fast.avro.checking import checker, readable
-from ags_fast.avro.container import Container
+from ags_fast.avro.container import Container, framed
 from ags_fast.errors import AgsError, FormatError
 from ags_fast.stream import AgsReader, AgsWriter
 
@@ -108,7 +108,8 @@ def read_split(
             schema = readable(json.loads(container.metadata.get("avro.schema", b"")))
             check = checker(fastavro.parse_schema(schema, named), named)
         header = container.header(json.dumps(schema).encode())
-        plain: Any = _Parts(header, container.pieces(start, end, check, BUFFER_NBYTES))
+        blocks = chain.from_iterable(container.pieces(start, end, check, BUFFER_NBYTES))
+        plain: Any = _Parts(framed(header, blocks))
         with _avro_errors("the reader's schema does not fit that of the Avro file"):
             records: Any = fastavro.reader(plain, reader_schema)
         while True:
@@ -120,11 +121,11 @@ def read_split(
 
 
 class _Parts:
-    """What fastavro reads: a header, and blocks that were checked."""
+    """What fastavro reads: the parts of a file, one after the other."""
 
-    def __init__(self, header: bytes, pieces: Iterator[tuple[list[Buffer], int]]) -> None:
-        self._rest = memoryview(header)
-        self._parts = (memoryview(part) for parts, _ in pieces for part in parts)
+    def __init__(self, parts: Iterable[Buffer]) -> None:
+        self._rest = memoryview(b"")
+        self._parts = (memoryview(part) for part in parts)
 
     def read(self, size: int) -> bytes:
         """Return as many bytes, or what is left."""

@@ -20,8 +20,8 @@ import fastavro
 import pyarrow as pa
 from fastavro.schema import SchemaParseException
 
-from ags_fast._core import AVRO_BYTES, AVRO_NULL, AVRO_NUMBER, avro_pick
-from ags_fast.avro.blocks import MAX_BLOCK_NBYTES, SYNC_NBYTES, decompress, encode, walk
+from ags_fast._core import AVRO_BYTES, AVRO_NULL, AVRO_NUMBER, avro_blocks, avro_pick
+from ags_fast.avro.blocks import MAX_BLOCK_NBYTES, SYNC_NBYTES, decompress, encode
 from ags_fast.avro.checking import picking
 from ags_fast.avro.container import MAGIC, encode_header, parse_header
 from ags_fast.errors import FormatError
@@ -168,7 +168,7 @@ def read_container(data: bytes | memoryview) -> Container:
     codec = meta.pop("avro.codec", b"").decode("utf-8", "replace") or "null"
     layout = layout_of(meta.pop("avro.schema", b""))
     sync, view = data[begin - SYNC_NBYTES : begin], memoryview(data)[begin:]
-    found, used, _ = walk(view, sync, len(view))
+    found, used, _ = avro_blocks(view, sync, len(view))
     if used < len(view):
         raise FormatError("the Avro file is cut short")
     blocks = []

@@ -1,8 +1,9 @@
 /*
- * test_avro.c - fields of Avro records.
+ * test_avro.c - fields of Avro records, and columns.
  *
  * Guards: each kind is passed as long as it is, and what a slot names is found; records that are cut anywhere, and
  * counts, lengths and branches that lie, are refused and never read past the end; a program that is none is refused.
+ * Columns have each value in its place, zeros for null, and are never written past their room.
  */
 #include "support.h"
 
@@ -124,6 +125,78 @@ static void check_programs(void) {
     CHECK_EQUAL(pick(NULL, 0, "00", 1, values), AGSF_BAD_ARGUMENT);
 }
 
+/* Columns of three rows of: a number, null or bytes, a boolean or null, an enum of 3, 3 fixed bytes, an int. */
+enum { ROWS = 3, COLUMNS = 6, TEXT_ROOM = 8 };
+
+typedef struct made {
+    agsf_avro_column columns[COLUMNS];
+    int64_t numbers[ROWS];
+    int32_t offsets[ROWS + 1], symbols[ROWS], ints[ROWS];
+    uint8_t fixed[3 * ROWS], bits, valid_texts, valid_bits;
+    guarded text;
+} made;
+
+static agsf_status columns_of(made *out, const char *hex, size_t records, size_t row) {
+    guarded data = guarded_new(strlen(hex) / 2, AT_END);
+    agsf_status status;
+    agsf_avro_column columns[COLUMNS] = {
+        {AGSF_AVRO_NUMBER, -1, 0, false, (uint8_t *)out->numbers, 0, NULL, NULL},
+        {AGSF_AVRO_BYTES, 0, 0, false, out->text.data, out->text.nbytes, out->offsets, &out->valid_texts},
+        {AGSF_AVRO_FIXED, 1, 1, true, &out->bits, 0, NULL, &out->valid_bits},
+        {AGSF_AVRO_ENUM, -1, 3, false, (uint8_t *)out->symbols, 0, NULL, NULL},
+        {AGSF_AVRO_FIXED, -1, 3, false, out->fixed, 0, NULL, NULL},
+        {AGSF_AVRO_INT, -1, 0, false, (uint8_t *)out->ints, 0, NULL, NULL},
+    };
+
+    from_hex(data.data, hex);
+    status = agsf_avro_columns(data.data, data.nbytes, records, row, columns, COLUMNS);
+    for (size_t i = 0; i < COLUMNS && status == AGSF_OK; i++) columns[i].values = NULL; /* each is passed over, too */
+    if (status == AGSF_OK)
+        CHECK_EQUAL(agsf_avro_columns(data.data, data.nbytes, records, row, columns, COLUMNS), AGSF_OK);
+    guarded_free(&data);
+    return status;
+}
+
+static void check_columns(void) {
+    static const char first[] = "0a020461620001046162630d", others[] = "0500020078797a0200020000000441424304";
+    static const char *const lies[] = {
+        "0a040461620001046162630d",                   /* a third branch */
+        "0a020161620001046162630d",                   /* a length below 0 */
+        "0a020661620001046162630d",                   /* a longer one than there are bytes */
+        "0a020461620001066162630d",                   /* a fourth symbol */
+        "0a020461620001046162638080808010",           /* more than 32 bits */
+        "0a020461620001046162630d00",                 /* more than a record */
+        "ffffffffffffffffff02020461620001046162630d", /* more than 64 bits */
+    };
+    made out = {.bits = 0xff, .valid_texts = 0xff, .valid_bits = 0xff, .text = guarded_new(TEXT_ROOM, AT_END)};
+    char part[sizeof(first)];
+
+    CHECK_EQUAL(columns_of(&out, first, 1, 0), AGSF_OK);
+    CHECK_EQUAL(columns_of(&out, others, 2, 1), AGSF_OK);
+    CHECK(out.numbers[0] == 5 && out.numbers[1] == -3 && out.numbers[2] == 0);
+    CHECK(out.offsets[0] == 0 && out.offsets[1] == 2 && out.offsets[2] == 2 && out.offsets[3] == 2);
+    CHECK(memcmp(out.text.data, "ab", 2) == 0);
+    CHECK_EQUAL(out.valid_texts, 5);
+    CHECK_EQUAL(out.valid_bits, 5);
+    CHECK_EQUAL(out.bits, 1);
+    CHECK(out.symbols[0] == 2 && out.symbols[1] == 0 && out.symbols[2] == 2);
+    CHECK(memcmp(out.fixed, "abcxyzABC", 9) == 0);
+    CHECK(out.ints[0] == -7 && out.ints[1] == 1 && out.ints[2] == 2);
+    CHECK_EQUAL(columns_of(&out, first, 2, 0), AGSF_BAD_FORMAT);
+    CHECK_EQUAL(columns_of(&out, "0a02126161616161616161610001046162630d", 1, 0), AGSF_BAD_ARGUMENT);
+    for (size_t n = 0; n < sizeof(first) - 1; n += 2) {
+        memcpy(part, first, n);
+        part[n] = '\0';
+        checking("the first %zu digits", n);
+        CHECK_EQUAL(columns_of(&out, part, 1, 0), AGSF_BAD_FORMAT);
+    }
+    for (size_t i = 0; i < COUNT(lies); i++) {
+        checking("%s", lies[i]);
+        CHECK_EQUAL(columns_of(&out, lies[i], 1, 0), AGSF_BAD_FORMAT);
+    }
+    guarded_free(&out.text);
+}
+
 int main(void) {
     start();
     check_records();
@@ -131,5 +204,6 @@ int main(void) {
     check_bounds();
     check_lies();
     check_programs();
+    check_columns();
     return 0;
 }
