@@ -791,6 +791,16 @@ def test_names_that_differ_in_case(kms: dict[str, str], dataset: Path) -> None:
     assert read.rows() == [{"id": 7, "ID": 3}, {"id": 7, "ID": 4}]
 
 
+def test_parts_of_a_file_are_alike(kms: dict[str, str], dataset: Path) -> None:
+    make(dataset, kms, {"a.parquet": numbers(50_000)})
+    size = next(Dataset.open(dataset, kms=kms).sealed_files()).plain_length
+    read = Read(dataset, kms, splitBytes=str(size // 3 * 2))
+    assert [(begin, end) for one in read.partitions for _, begin, end in one.parts] == [
+        (0, -(-size // 2)),
+        (-(-size // 2), size + 1),
+    ]
+
+
 def test_parts_are_not_without_number(kms: dict[str, str], dataset: Path) -> None:
     make(dataset, kms, {"a.parquet": numbers(50_000)}, rows=10_000)
     read = Read(dataset, kms, splitBytes="1")

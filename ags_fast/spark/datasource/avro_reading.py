@@ -118,11 +118,8 @@ def read(options: ReadOptions, schema: t.StructType, partition: InputPartition) 
     for file, begin, end in partition.parts if isinstance(partition, FilesPartition) else ():
         with _opened(file, options.max_block_nbytes) as found:
             given: dict[str, Any] = partition_values(file.path, schema)
-            given |= {
-                name: value
-                for name, value in (("_file", file.path), ("_key_id", file.key_id))
-                if name in options.metadata
-            }
+            of_file = {"_file": file.path, "_key_id": file.key_id}
+            given |= {name: of_file[name] for name in options.metadata}
             sources = {
                 name: None if name in given else conversion.field_index(found.schema.names, name)
                 for name in target.names

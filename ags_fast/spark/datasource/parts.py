@@ -56,7 +56,8 @@ def in_bins(dataset: Dataset, files: Iterable[SealedFile], split_bytes: int) -> 
     parts: list[Part] = []
     held = 0
     for file in files:
-        step = max(split_bytes, -(-file.plain_length // PARTS))
+        count = max(1, min(PARTS, -(-file.plain_length // split_bytes)))
+        step = max(1, -(-file.plain_length // count))  # parts are alike: no task has most of a file
         for begin in range(0, max(file.plain_length, 1), step):
             end = min(begin + step, file.plain_length)
             size = end - begin + opening
