@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from ags_fast.jobs import Engine, JobResult
 
-LARGE_FILES, LARGE = 8, 128 * MIB
+LARGE_FILES, LARGE = 16, 128 * MIB
 SMALL_FILES, SMALL = 4000, 4 << 10
 FOLDER_FILES = 500  # small ones in a folder
 COUNTED = 100  # small files whose system calls are counted
@@ -65,13 +65,15 @@ def datasets(bench: Bench) -> Group:
         Case("datasets/spark/encrypt", functools.partial(encrypt_large_files, bench, LARGE_FILES, large), rounds=1 / 3),
         Case(
             "datasets/spark/verify",
-            functools.partial(verify_large_files, bench, [(LARGE_FILES, large), (2 * LARGE_FILES, 2 * large)]),
+            functools.partial(verify_large_files, bench, [(LARGE_FILES, large), (LARGE_FILES, 2 * large)]),
             rounds=1 / 3,
         ),
         Case("datasets/small", functools.partial(small_files, bench, small), rounds=1 / 3),
         Case("datasets/small-spark", functools.partial(small_files_on_spark, bench, small), rounds=1 / 3),
         Case("datasets/calls", functools.partial(system_calls, bench), rounds=0),
-        Case("datasets/local", functools.partial(tree_of_large_files, bench, LARGE_FILES, 2 * large), rounds=1 / 3),
+        Case(
+            "datasets/local", functools.partial(tree_of_large_files, bench, LARGE_FILES // 2, 2 * large), rounds=1 / 3
+        ),
         Case("datasets/one", functools.partial(one_tiny_file, bench), rounds=1 / 3),
         Case("datasets/memory", functools.partial(memory_of_one_file, bench, ones), rounds=0),
     ]
@@ -158,7 +160,7 @@ def verify(dataset: Path, kms: dict[str, str], engine: Engine | None) -> JobResu
 @contextmanager
 def encrypt_large_files(bench: Bench, count: int, size: int) -> Iterator[Contest]:
     with workspace(bench, "large") as folder, session_in(folder) as session:
-        source, out = make_tree(folder / "source", count, size), folder / "out"
+        source, out = make_tree(folder / "source", count, size, linked=True), folder / "out"
         kms, engine = keystore(folder), SparkEngine(session)
         row = Row("datasets/spark/encrypt", f"Spark, {count} x {size_name(size)}; beside: copy", nbytes=count * size)
 
@@ -177,7 +179,7 @@ def encrypt_large_files(bench: Bench, count: int, size: int) -> Iterator[Contest
 
 @contextmanager
 def verify_large_files(bench: Bench, sizes: list[tuple[int, int]]) -> Iterator[Contest]:
-    """Fewer and more of them: a job's fixed costs are a part of the smaller one, and hidden by the larger."""
+    """Of two sizes: a job's fixed costs are a part of the smaller one, and hidden by the larger."""
     with workspace(bench, "verified") as folder, session_in(folder) as session:
         kms, engine = keystore(folder), SparkEngine(session)
         rows: list[Row] = []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PARQUET_FILES = 6  # of 182 MB
 AVRO_FILES, AVRO_ROWS = 4, 500_000
-WRITTEN_ROWS = 4_000_000
+WRITTEN_ROWS = {"parquet": 4_000_000, "avro": 500_000}
 CSV_ROWS = 1_000_000
 PARTITIONS = 4
 HEAP = "6g"
@@ -46,7 +46,8 @@ def frames(bench: Bench) -> Group:
     """Make the group."""
     cases = [
         Case("frames/read", functools.partial(reading, bench), rounds=1 / 3),
-        Case("frames/write", functools.partial(writing, bench), rounds=1 / 3),
+        Case("frames/write/parquet", functools.partial(writing, bench, "parquet"), rounds=1 / 3),
+        Case("frames/write/avro", functools.partial(writing, bench, "avro"), rounds=1 / 3),
         Case("frames/avro", functools.partial(avro, bench), rounds=1 / 3),
         Case("frames/files", functools.partial(files, bench), rounds=1 / 2),
     ]
@@ -118,15 +119,17 @@ def reading(bench: Bench) -> Iterator[Contest]:
 
 
 @contextmanager
-def writing(bench: Bench) -> Iterator[Contest]:
+def writing(bench: Bench, kind: str) -> Iterator[Contest]:
     """Write a DataFrame that is in memory."""
-    from benchmarks.plain_source import PlainParquet
+    from benchmarks.plain_source import AVRO_CODEC, PlainAvro, PlainParquet
 
+    rows = bench.size(WRITTEN_ROWS[kind])
+    options = {"codec": AVRO_CODEC} if kind == "avro" else {}
     with workspace(bench, "frames-write") as folder, session_in(folder, HEAP) as spark:
         kms = keystore(folder)
-        spark.dataSource.register(PlainParquet)
+        spark.dataSource.register(PlainAvro if kind == "avro" else PlainParquet)
         source = folder / "source.parquet"
-        pq.write_table(table(bench.size(WRITTEN_ROWS)), source, row_group_size=bench.size(WRITTEN_ROWS) // PARTITIONS)
+        pq.write_table(table(rows), source, row_group_size=rows // PARTITIONS)
         frame = spark.read.parquet(str(source)).repartition(PARTITIONS).persist()
         frame.count()
         numbers = itertools.count()
@@ -142,14 +145,16 @@ def writing(bench: Bench) -> Iterator[Contest]:
             return run
 
         def ours(path: str) -> None:
-            save(frame, "ags_parquet", path, wrappingKeyId=MASTER_KEY, **kms)
+            save(frame, f"ags_{kind}", path, wrappingKeyId=MASTER_KEY, **options, **kms)
 
         def plain(path: str) -> None:
             os.mkdir(path)
-            save(frame, "plain_parquet", path)
+            save(frame, f"plain_{kind}", path)
 
-        runs = {"ours": into(ours), "beside": into(plain), "naive": into(frame.write.parquet)}
-        row = Row("frames/write/append", "Spark writes Parquet", nbytes=source.stat().st_size)
+        runs = {"ours": into(ours), "beside": into(plain)}
+        if kind == "parquet":
+            runs["naive"] = into(frame.write.parquet)
+        row = Row(f"frames/write/{kind}", f"Spark writes {kind.title()}", nbytes=source.stat().st_size)
         yield contest(row, runs, 1)
 
 
@@ -182,16 +187,12 @@ def avro_file(folder: Path, rows: int) -> Path:
     """An Avro file of eight columns, in blocks of 16 KB."""
     import fastavro
 
+    from benchmarks.plain_source import avro_schema
+
     data = table(rows)
-    kinds = {"int64": "long", "int32": "int", "double": "double", "string": "string"}
-    schema = {
-        "type": "record",
-        "name": "row",
-        "fields": [{"name": field.name, "type": kinds[str(field.type)]} for field in data.schema],
-    }
     path = folder / "rows.avro"
     with open(path, "wb") as file:
-        fastavro.writer(file, schema, data.to_pylist())
+        fastavro.writer(file, avro_schema({one.name: str(one.type) for one in data.schema}), data.to_pylist())
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SPLIT_BYTES = 64 << 20
 AVRO_BATCH_ROWS = 16384
+AVRO_CODEC, AVRO_SYNC_BYTES = "deflate", 64 << 10  # deflate needs no other package
 ROW_GROUP_BYTES = 64 << 20  # of batches that a writer collects
 
 
@@ -73,7 +74,7 @@ class WholeFile(InputPartition):
 
 
 class PlainAvro(DataSource):
-    """Avro files of a folder, read by datafusion."""
+    """Avro files of a folder, read by datafusion and written by fastavro."""
 
     @classmethod
     def name(cls) -> str:
@@ -87,6 +88,9 @@ class PlainAvro(DataSource):
 
     def reader(self, schema: StructType) -> PlainAvroReader:
         return PlainAvroReader(self.options["path"])
+
+    def writer(self, schema: StructType, overwrite: bool) -> PlainAvroWriter:
+        return PlainAvroWriter(self.options["path"])
 
 
 class PlainAvroReader(DataSourceReader):
@@ -141,10 +145,22 @@ class PlainReader(DataSourceReader):
             yield from file.iter_batches(row_groups=partition.numbers, columns=self.columns, use_threads=False)
 
 
-class PlainWriter(DataSourceArrowWriter):
+class FilesWriter(DataSourceArrowWriter):
+    """Writes a file for each task. Files count as soon as they are there."""
+
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        for message in messages:
+            if isinstance(message, Written) and message.path:
+                os.unlink(message.path)
+
+
+class PlainWriter(FilesWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -166,10 +182,31 @@ class PlainWriter(DataSourceArrowWriter):
                 writer.close()
         return Written(path if writer else None)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: files count as soon as they are there."""
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        for message in messages:
-            if isinstance(message, Written) and message.path:
-                os.unlink(message.path)
+class PlainAvroWriter(FilesWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        import fastavro.write
+
+        path = os.path.join(self.folder, f"part-{uuid.uuid4()}.avro")
+        writer = None
+        with open(path, "wb") as file:
+            for batch in iterator:
+                if writer is None:
+                    schema = avro_schema({field.name: str(field.type) for field in batch.schema}, nullable=True)
+                    writer = fastavro.write.Writer(file, schema, AVRO_CODEC, AVRO_SYNC_BYTES)
+                names = batch.schema.names
+                columns = [column.to_pylist() for column in batch.columns]
+                for row in zip(*columns, strict=True):
+                    writer.write(dict(zip(names, row, strict=True)))
+            if writer is not None:
+                writer.flush()
+        return Written(path)
+
+
+def avro_schema(types: dict[str, str], nullable: bool = False) -> dict[str, Any]:
+    """Return the schema of records of these Arrow types."""
+    kinds = {"int64": "long", "int32": "int", "double": "double", "string": "string"}
+    fields = [
+        {"name": name, "type": [kinds[kind], "null"] if nullable else kinds[kind]} for name, kind in types.items()
+    ]
+    return {"type": "record", "name": "row", "fields": fields}
