@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from ags_fast.avro.container import Block
     from ags_fast.avro.schema import Node
 
-NAMES = ("ags_fast", "datafusion", "fastavro")
-CHECKS = "ags_fast"  # which of them finds by itself that a block holds no whole records
-SCALARS = {"boolean", "int", "long", "float", "double", "bytes", "string"}
+NAMES = ("ags_fast", "datafusion", "fastavro")  # the first finds by itself that a block holds no whole records
+ROOM_NBYTES = 64 << 20  # of columns at a time: each has room for all bytes of the blocks, and touches what it needs
 FLAT = {  # the kind in the engine, and the bytes of a value in Arrow
     "boolean": (AVRO_FIXED, 1),
     "int": (AVRO_INT, 4),
@@ -43,7 +42,7 @@ FLAT = {  # the kind in the engine, and the bytes of a value in Arrow
 # Node kinds that each reads right, as the tests compare them with fastavro.
 READS = {
     "ags_fast": {*FLAT, "optional"},
-    "datafusion": SCALARS | {"optional", "enum", "record", "array", "map", "fixed"},
+    "datafusion": {*FLAT, "optional", "record", "array", "map"},
 }
 
 _first_process: list[int] = []  # where threads of datafusion may run
@@ -119,12 +118,13 @@ def decode(
 def _flat(node: Node, blocks: list[Block], columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
     """Decode as many blocks at once as a batch has room for; one at least."""
     some: list[Block] = []
-    rows = 0
+    rows = room = 0
     for block in [*blocks, (batch_size + 1, b"")]:  # the last one is none
-        if some and rows + block[0] > batch_size:
+        room += memoryview(block[1]).nbytes * len(columns)
+        if some and (rows + block[0] > batch_size or room > ROOM_NBYTES):
             batch = _columns(node, some, columns, rows)
             yield from (batch.slice(at, batch_size) for at in range(0, rows, batch_size))
-            some, rows = [], 0
+            some, rows, room = [], 0, memoryview(block[1]).nbytes * len(columns)
         some.append(block)
         rows += block[0]
 

@@ -13,7 +13,7 @@ from ags_fast.ags1 import as_key
 from ags_fast.avro.blocks import MAX_BLOCK_NBYTES
 from ags_fast.avro.checking import by_program
 from ags_fast.avro.container import Container
-from ags_fast.avro.decoders import CHECKS, NAMES, Scratch, decode, refusal
+from ags_fast.avro.decoders import NAMES, Scratch, decode, refusal
 from ags_fast.avro.schema import parse, plain_schema, program
 from ags_fast.avro.shaping import nothing, shape
 from ags_fast.errors import FormatError
@@ -104,7 +104,7 @@ class AvroFile:
         node = self._node
         schema = pa.schema([node.type.field(i) for i in fields])
         full = [i for i in fields if not node.children[i].empty]
-        check = None if decoder == CHECKS and full else by_program(None if node.empty else program(node))
+        check = None if decoder == NAMES[0] and full else by_program(None if node.empty else program(node))
         header = self._container.header(json.dumps(plain_schema(node, decimals=decoder == "datafusion")).encode())
         with closing(Scratch()) as scratch:
             for blocks in self._container.pieces(start, end, check):
