@@ -35,6 +35,7 @@ class SparkJob:
     """One Spark job, a Spark task for each bin.
 
     Args:
+        session: The session of Spark.
         context: What all tasks share.
         parts: The bins.
 
@@ -44,7 +45,9 @@ class SparkJob:
         failure: Why Spark gave the job up, or None.
     """
 
-    def __init__(self, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> None:
+    def __init__(self, session: Any, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> None:
+        # Asked for now: in the end a server may be gone, and pyspark tries for minutes to reach it.
+        self._speculates = conf(session, "spark.speculation", "false") == "true"
         self.context = context
         self.parts = parts
         self.name = f"ags_fast {context.op} {context.job_id}{' isolated' if context.isolate else ''}"
@@ -69,7 +72,8 @@ class SparkJob:
                 self.cancel()  # repeatedly: the Spark job may not have begun
             raise
         finally:
-            self.settle(stopped)
+            if stopped or self._speculates:  # else each attempt that has ended has told
+                self.settle()
 
     def _run(self) -> None:
         try:
@@ -102,13 +106,17 @@ class SparkJob:
         """Ask Spark to cancel the job. Returns at once. A job that has not begun may begin later."""
         raise NotImplementedError
 
-    def settle(self, stopped: bool) -> None:
-        """Wait for tasks of a job that is over but still run: cancelled tasks, or attempts that lost to others.
-
-        Args:
-            stopped: Whether the job failed or was cancelled.
-        """
+    def settle(self) -> None:
+        """Wait for tasks of a job that is over but still run: cancelled tasks, or attempts that lost to others."""
         raise NotImplementedError
+
+
+def conf(session: Any, name: str, default: str) -> str:
+    """Return a setting of a session."""
+    try:
+        return str(session.conf.get(name, default))
+    except Exception:  # a server need not tell
+        return default
 
 
 def conf_seconds(text: Any) -> float:
