@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -40,7 +39,7 @@ from benchmarks.cases import MIB, Bench, nothing, random_data, size_name
 from benchmarks.evp import ROOT
 from benchmarks.jobs import room_for
 from benchmarks.keystore import MASTER_KEY, keystore
-from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError
+from benchmarks.measure import Case, Contest, Group, Row, Run, SkippedError, below, clock
 from benchmarks.plain_jobs import plain_copy, plain_decrypt, plain_encrypt, plain_job, plain_plan, plain_verify
 from benchmarks.session import SetupError, java_version, spark_session
 
@@ -126,9 +125,9 @@ def session_in(folder: Path, memory: str | None = None, classes: Path | None = N
 
 def taken(work: Callable[[], object]) -> float:
     """The seconds it takes."""
-    start = time.perf_counter()
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def fresh(folder: Path, work: Callable[[], object]) -> float:
@@ -510,14 +509,6 @@ class Watch:
                         self._peaks[name[1], pid] = int(peak[1]) << 10
             if self._done.wait(0.05):
                 return
-
-
-def below(pid: int) -> Iterator[int]:
-    with suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split():
-                yield int(child)
-                yield from below(int(child))
 
 
 GROUPS: dict[str, Callable[[Bench], Group]] = {"datasets": datasets}

@@ -81,10 +81,12 @@ class PlainAvro(DataSource):
         return "plain_avro"
 
     def schema(self) -> StructType:
+        import pyarrow as pa
         from pyspark.sql.pandas.types import from_arrow_schema
 
         with open(min(avro_paths(self.options["path"])), "rb") as file:
-            return from_arrow_schema(AvroFile(file).schema)
+            found = AvroFile(file).schema
+        return from_arrow_schema(pa.schema([field.with_nullable(True) for field in found]))  # as files are in Spark
 
     def reader(self, schema: StructType) -> PlainAvroReader:
         return PlainAvroReader(self.options["path"])
@@ -102,12 +104,14 @@ class PlainAvroReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         import datafusion
+        import pyarrow as pa
 
         assert isinstance(partition, WholeFile)
         config = datafusion.SessionConfig().with_target_partitions(1).with_batch_size(AVRO_BATCH_ROWS)
         frame = datafusion.SessionContext(config).read_avro(partition.path)
         for batch in frame.execute_stream():
-            yield batch.to_pyarrow()
+            found = batch.to_pyarrow()
+            yield pa.RecordBatch.from_arrays(found.columns, found.schema.names)
 
 
 def avro_paths(folder: str) -> list[str]:
