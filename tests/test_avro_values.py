@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-DECODERS = ("ags_fast", "datafusion", "fastavro")
+DECODERS = ("ags_fast", "datafusion", "polars", "fastavro")
 MARKER = bytes(range(16))
 LARGEST_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 

@@ -1,7 +1,7 @@
-"""What decodes plain blocks of Avro records to Arrow: the engine if they are flat, else datafusion or fastavro.
+"""What decodes plain blocks of Avro records to Arrow: the engine if they are flat, else datafusion, polars or fastavro.
 
-datafusion was written for intact files: on others it can loop without end. So it gets only blocks that the engine has
-found to hold whole records, uncompressed, of schemas that it is known to read right.
+datafusion and polars were written for intact files: on others datafusion can loop without end, and polars panics. So
+they get only blocks that the engine has found to hold whole records, uncompressed, of schemas that they read right.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -26,39 +27,37 @@ if TYPE_CHECKING:
     from ags_fast.avro.container import Block
     from ags_fast.avro.schema import Node
 
-NAMES = ("ags_fast", "datafusion", "fastavro")  # the first finds by itself that a block holds no whole records
+NAMES = (
+    "ags_fast",
+    "datafusion",
+    "polars",
+    "fastavro",
+)  # the first finds by itself that a block holds no whole records
 ROOM_NBYTES = 64 << 20  # of columns at a time: each has room for all bytes of the blocks, and touches what it needs
-FLAT = {  # the kind in the engine, and the bytes of a value in Arrow
-    "boolean": (AVRO_FIXED, 1),
-    "int": (AVRO_INT, 4),
-    "long": (AVRO_NUMBER, 8),
-    "float": (AVRO_FIXED, 4),
-    "double": (AVRO_FIXED, 8),
-    "bytes": (AVRO_BYTES, 0),
-    "string": (AVRO_BYTES, 0),
-    "enum": (AVRO_ENUM, 4),
-    "fixed": (AVRO_FIXED, 0),
-}
+# The kind in the engine, and the bytes of a value in Arrow.
+FLAT = {"int": (AVRO_INT, 4), "long": (AVRO_NUMBER, 8), "enum": (AVRO_ENUM, 4)}
+FLAT |= {"bytes": (AVRO_BYTES, 0), "string": (AVRO_BYTES, 0), "fixed": (AVRO_FIXED, 0)}
+FLAT |= {"boolean": (AVRO_FIXED, 1), "float": (AVRO_FIXED, 4), "double": (AVRO_FIXED, 8)}
 # Node kinds that each reads right, as the tests compare them with fastavro.
 READS = {
     "ags_fast": {*FLAT, "optional"},
     "datafusion": {*FLAT, "optional", "record", "array", "map"},
+    "polars": {*FLAT, "optional"} - {"boolean", "fixed"},  # a boolean that is neither 0 nor 1 is false for polars alone
 }
 
-_first_process: list[int] = []  # where threads of datafusion may run
+_first_process: list[int] = []  # where threads of datafusion or polars may run
 
 
 def refusal(name: str, node: Node) -> str | None:
     """Return why a decoder does not take files of this schema; None if it does."""
     if name == "fastavro":
         return None
-    if name == "datafusion":
-        if importlib.util.find_spec(name) is None:
-            return "not installed"
-        if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")):
-            return "reads files by path only, and this system has no files in memory"
-        if _first_process and _first_process[0] != os.getpid():
-            return "cannot run in a forked process whose parent has used it"
+    if importlib.util.find_spec(name) is None:
+        return "not installed"
+    if name == "datafusion" and not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")):
+        return "reads files by path only, and this system has no files in memory"
+    if name != "ags_fast" and _first_process and _first_process[0] != os.getpid():
+        return "cannot run in a forked process whose parent has used it"
     for below in node.all():
         if below is node or below.empty:
             continue
@@ -105,7 +104,8 @@ def decode(
         elif name == "datafusion":
             yield from _datafusion(node, scratch.path(framed(header, blocks)), columns, batch_size)
         else:
-            yield from _fastavro(node, b"".join(framed(header, blocks)), columns, batch_size)
+            others = {"polars": _polars, "fastavro": _fastavro}
+            yield from others[name](node, b"".join(framed(header, blocks)), columns, batch_size)
     except (AgsError, OSError, MemoryError):
         raise
     except BaseException as error:
@@ -161,18 +161,18 @@ def _datafusion(node: Node, path: str, columns: list[int], batch_size: int) -> I
         yield batch.to_pyarrow()
 
 
+def _polars(node: Node, data: bytes, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
+    import polars
+
+    _first_process[:] = _first_process or [os.getpid()]
+    names = [f"f{i}" for i in columns]
+    table = polars.read_avro(io.BytesIO(data), columns=names).select(names).to_arrow()
+    yield from table.to_batches(max_chunksize=batch_size)
+
+
 def _fastavro(node: Node, data: bytes, columns: list[int], batch_size: int) -> Iterator[pa.RecordBatch]:
     fields = [pa.field(f"f{i}", plain_type(node.children[i])) for i in columns]
-    rows: list[Any] = []
-
-    def batch() -> pa.RecordBatch:
+    reader: Iterator[Any] = fastavro.reader(io.BytesIO(data))
+    while rows := list(islice(reader, batch_size)):
         arrays = [pa.array([row[field.name] for row in rows], field.type) for field in fields]
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-    for row in fastavro.reader(io.BytesIO(data)):
-        rows.append(row)
-        if len(rows) == batch_size:
-            yield batch()
-            rows.clear()
-    if rows:
-        yield batch()
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

@@ -66,9 +66,9 @@ class AvroFile:
         """Read the records of a split. About 16 MiB of plaintext, or one Avro block, are decoded at a time.
 
         The split goes from `start` to `end`, bytes of plaintext; None: to the end of the file. `columns` are the fields
-        to read, in their order; None: all. `decoder` is "ags_fast", "datafusion" or "fastavro"; "auto" is the first
-        that is installed and reads the schema, which the log ``ags_fast.avro`` tells. A batch has at most `batch_size`
-        rows.
+        to read, in their order; None: all. `decoder` is "ags_fast", "datafusion", "polars" or "fastavro"; "auto" is the
+        first that is installed and reads the schema, which the log ``ags_fast.avro`` tells. A batch has `batch_size`
+        rows at most.
 
         Raises:
             FormatError: The plaintext is not an intact Avro file, or a block has more than `max_block_nbytes`.

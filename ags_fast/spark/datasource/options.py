@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["METADATA_COLUMNS", "Place", "ReadOptions", "WriteOptions", "check"]
 
 METADATA_COLUMNS = ("_file", "_key_id")
-DECODERS = ("auto", "ags_fast", "datafusion", "fastavro")
+DECODERS = ("auto", "ags_fast", "datafusion", "polars", "fastavro")
 SPLIT_NBYTES = 128 << 20  # as Spark's own file sources
 ROWS_PER_FILE = 10_000_000
 
@@ -112,7 +112,7 @@ class ReadOptions:
         split_bytes: Bytes of plaintext that one task reads, about.
         missing: What becomes of columns whose master key the KMS refuses: "error", "hide" or "null".
         pushdown: Whether filters reach the reader.
-        decoder: What decodes Avro: "auto", "ags_fast", "datafusion" or "fastavro".
+        decoder: What decodes Avro: "auto", "ags_fast", "datafusion", "polars" or "fastavro".
         max_block_nbytes: The most bytes that a compressed block of Avro may have without the codec; 0: the default.
         metadata: Columns to add, of `METADATA_COLUMNS`.
         merge_schema: Whether the schema is made of all files, not of one.
