@@ -59,6 +59,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if ALL_MORE.search(collection_path.read_text()) else None
 
 
+JVMS = {"judge", "local_spark", "parquet_java"}  # fixtures of a session
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by the time that they take. Leave out what no clone by itself can run: tests of files beside it."""
     for mark, files in TIMES.items():
@@ -66,6 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if tests.match(item.nodeid.removeprefix("tests/")):
                 item.add_marker(mark)
+    for item in items:
+        if isinstance(item, pytest.Function) and JVMS.intersection(item.fixturenames):
+            item.add_marker(pytest.mark.timeout(300))  # one of them waits until the JVM is there
     wants = [isinstance(item, pytest.Function) and "shared_data" in item.fixturenames for item in items]
     if any(wants) and not SHARED_DATA.is_dir():
         config.hook.pytest_deselected(items=[item for item, left_out in zip(items, wants, strict=True) if left_out])
