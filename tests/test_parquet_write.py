@@ -313,7 +313,7 @@ def test_streams_become_row_groups_of_the_size_asked_for() -> None:
 def test_small_row_groups_are_encoded_together(
     nbytes: int, files: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of 150 rows in 4,000 bytes. The pages, and which rows a group has, do not depend on it."""
+    """Two of 150 rows take 3,424 bytes. The pages, and which rows a group has, do not depend on it."""
     table, encoded = pa.table({"n": pa.array(range(1000), pa.int64())}), []
     write_table = pq.ParquetWriter.write_table
 

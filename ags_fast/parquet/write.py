@@ -32,7 +32,7 @@ __all__ = ["write_table"]
 # pyarrow's default and maximum.
 ROW_GROUP_ROWS, MAX_ROW_GROUP_ROWS = 1 << 20, 64 << 20
 AHEAD = 2  # encoded files in memory at once
-TOGETHER_NBYTES = 8 << 20  # of row groups that become one file: files of their own cost a wide table a quarter more
+TOGETHER_NBYTES = 16 << 20  # of row groups that become one file: files of their own cost a wide table a quarter more
 REFUSED = {
     "encryption_properties": "keys tell how it is encrypted",
     "filesystem": "open the target there, and pass the file",
@@ -62,7 +62,7 @@ def write_table(  # noqa: PLR0913 (the contract's)
 
     Values, statistics, pages and schema are those that pyarrow.parquet.write_table writes. Two row groups are in memory
     at once, both as Arrow has them and encoded; with ``threads=1`` only one. Small row groups of a table that is in
-    memory count together as one, up to 8 MiB. With more threads, pyarrow encodes two side by side.
+    memory count together as one, up to 16 MiB. With more threads, pyarrow encodes two side by side.
 
     Args:
         table: A table of pyarrow, pandas (its index is kept as pyarrow keeps it) or polars, a RecordBatchReader, any
