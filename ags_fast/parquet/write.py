@@ -123,7 +123,8 @@ def _row_groups(table: Any, rows: int) -> tuple[pa.Schema, Iterator[pa.Table]]:
         nbytes = whole.nbytes * rows / max(1, whole.num_rows) + CHUNK_NBYTES * whole.num_columns  # of a row group
         step = rows * max(1, int(TOGETHER_NBYTES / max(1, nbytes)))
         starts = range(0, max(1, whole.num_rows), step)  # an empty table has one row group, as pyarrow writes it
-        return whole.schema, (whole.slice(start, step) for start in starts)
+        # A slice of a table without columns would have as many rows as it is asked for.
+        return whole.schema, (whole.slice(start, min(step, whole.num_rows - start)) for start in starts)
     if hasattr(table, "__arrow_c_stream__"):
         reader = _reader(table)
         return reader.schema, _cut(reader.schema, reader, rows)
