@@ -22,8 +22,6 @@ __all__ = [
     "v2_warnings",
 ]
 
-LAST = (1 << 63) - 1  # behind any offset
-
 
 @dataclass
 class ColumnReport:
@@ -134,7 +132,7 @@ def report_of(
     begins: dict[int, int] = {}
     for chunk in chunks:
         there = chunk.moved
-        if there is not None and there.nbytes and there.begin < begins.get(chunk.row_group, LAST):
+        if there is not None and there.nbytes and there.begin < begins.get(chunk.row_group, there.begin + 1):
             begins[chunk.row_group] = there.begin
     report.row_group_offsets = sorted(begins.values())
     report.buffer_nbytes = mover.buffer_nbytes
