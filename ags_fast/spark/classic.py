@@ -62,7 +62,7 @@ class _ClassicJob(SparkJob):
     def cancel(self) -> None:
         self._spark.cancelJobGroup(self.name)
 
-    def settle(self) -> None:
+    def settle(self, stopped: bool) -> None:
         """Wait until Spark has no active task of the job.
 
         Spark reports the end of a job as soon as the result is decided. Workers go on, and leave files, until they are

@@ -91,9 +91,10 @@ class _ConnectJob(SparkJob):
         except Exception:
             pass  # the job's own thread has the error, too
 
-    def settle(self) -> None:
+    def settle(self, stopped: bool) -> None:
         """Wait until Spark must have killed the workers of a job that was stopped: Connect does not report that."""
-        time.sleep(self._settle_seconds)
+        if stopped:
+            time.sleep(self._settle_seconds)
 
 
 def _settle_seconds(session: Any) -> float:

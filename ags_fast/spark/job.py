@@ -72,8 +72,7 @@ class SparkJob:
                 self.cancel()  # repeatedly: the Spark job may not have begun
             raise
         finally:
-            if stopped or self._speculates:  # else each attempt that has ended has told
-                self.settle()
+            self.settle(stopped or self._speculates)
 
     def _run(self) -> None:
         try:
@@ -106,8 +105,8 @@ class SparkJob:
         """Ask Spark to cancel the job. Returns at once. A job that has not begun may begin later."""
         raise NotImplementedError
 
-    def settle(self) -> None:
-        """Wait for tasks of a job that is over but still run: cancelled tasks, or attempts that lost to others."""
+    def settle(self, stopped: bool) -> None:
+        """Wait for tasks of a job that is over but still run: cancelled tasks (`stopped`), or attempts that lost."""
         raise NotImplementedError
 
 
