@@ -20,23 +20,23 @@ class ClassicSession:
     """A session whose SparkContext is in this process."""
 
     def __init__(self, session: Any) -> None:
-        self._session = session
+        self._spark = session.sparkContext
 
     @property
     def parallelism(self) -> int:
         """The number of Spark tasks that can run at once."""
-        return int(self._session.sparkContext.defaultParallelism)
+        return int(self._spark.defaultParallelism)
 
     def job(self, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> SparkJob:
         """Return a job that has one Spark task for each part."""
-        return _ClassicJob(self._session, context, parts)
+        return _ClassicJob(self._spark, context, parts)
 
 
 class _ClassicJob(SparkJob):
-    def __init__(self, session: Any, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> None:
-        super().__init__(session, context, parts)
-        self._spark = session.sparkContext
-        self._rows = self._spark.accumulator([], _Rows())  # from tasks that succeeded, once each, while others run
+    def __init__(self, spark: Any, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> None:
+        super().__init__(context, parts)
+        self._spark = spark
+        self._rows = spark.accumulator([], _Rows())  # from tasks that succeeded, once each, while others run
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
         from pyspark import InheritableThread

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import lacks
 from ags_fast.dataset.rows import Row
-from ags_fast.spark.job import POLL_SECONDS, SparkJob, conf, conf_seconds
+from ags_fast.spark.job import POLL_SECONDS, SparkJob, conf_seconds
 from ags_fast.spark.partition import Bin, run_bin
 
 if TYPE_CHECKING:
@@ -57,11 +57,13 @@ class ConnectSession:
 
 class _ConnectJob(SparkJob):
     def __init__(self, session: Any, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> None:
-        super().__init__(session, context, parts)
+        super().__init__(context, parts)
         self._session = session
         self._tags = session.getTags()  # of the calling thread
         self._results: deque[str] = deque()
         self._interrupter: threading.Thread | None = None
+        # Asked for now: in the end the server may be gone, and pyspark tries for minutes to reach it.
+        self._speculates = _conf(session, "spark.speculation", "false") == "true"
         self._settle_seconds = _settle_seconds(session)
 
     def thread(self, target: Callable[[], None]) -> threading.Thread:
@@ -93,14 +95,21 @@ class _ConnectJob(SparkJob):
 
     def settle(self, stopped: bool) -> None:
         """Wait until Spark must have killed the workers of a job that was stopped: Connect does not report that."""
-        if stopped:
+        if stopped or self._speculates:
             time.sleep(self._settle_seconds)
+
+
+def _conf(session: Any, name: str, default: str) -> str:
+    try:
+        return str(session.conf.get(name, default))
+    except Exception:  # a server need not tell
+        return default
 
 
 def _settle_seconds(session: Any) -> float:
     """Return how long a Python worker may live after its task was cancelled."""
     try:
-        kill = conf_seconds(conf(session, "spark.python.task.killTimeout", "2s"))
+        kill = conf_seconds(_conf(session, "spark.python.task.killTimeout", "2s"))
     except ValueError:
         kill = 2.0
     return MONITOR_SECONDS + kill + POLL_SECONDS

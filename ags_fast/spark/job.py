@@ -35,7 +35,6 @@ class SparkJob:
     """One Spark job, a Spark task for each bin.
 
     Args:
-        session: The session of Spark.
         context: What all tasks share.
         parts: The bins.
 
@@ -45,9 +44,7 @@ class SparkJob:
         failure: Why Spark gave the job up, or None.
     """
 
-    def __init__(self, session: Any, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> None:
-        # Asked for now: in the end a server may be gone, and pyspark tries for minutes to reach it.
-        self._speculates = conf(session, "spark.speculation", "false") == "true"
+    def __init__(self, context: JobContext, parts: Sequence[Sequence[AnyTask]]) -> None:
         self.context = context
         self.parts = parts
         self.name = f"ags_fast {context.op} {context.job_id}{' isolated' if context.isolate else ''}"
@@ -72,7 +69,7 @@ class SparkJob:
                 self.cancel()  # repeatedly: the Spark job may not have begun
             raise
         finally:
-            self.settle(stopped or self._speculates)
+            self.settle(stopped)
 
     def _run(self) -> None:
         try:
@@ -108,14 +105,6 @@ class SparkJob:
     def settle(self, stopped: bool) -> None:
         """Wait for tasks of a job that is over but still run: cancelled tasks (`stopped`), or attempts that lost."""
         raise NotImplementedError
-
-
-def conf(session: Any, name: str, default: str) -> str:
-    """Return a setting of a session."""
-    try:
-        return str(session.conf.get(name, default))
-    except Exception:  # a server need not tell
-        return default
 
 
 def conf_seconds(text: Any) -> float:
