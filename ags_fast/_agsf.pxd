@@ -113,6 +113,9 @@ cdef extern from "agsf_parquet.h" nogil:
         AGSF_ENCODINGS
         AGSF_PAGE_TYPES
         AGSF_FOOTER
+        AGSF_COLUMN_INDEX
+        AGSF_OFFSET_INDEX
+        AGSF_BLOOM_FILTER_HEADER
         AGSF_DATA_PAGE
         AGSF_DATA_PAGE_HEADER
         AGSF_ORDINAL_MAX

@@ -1,13 +1,7 @@
 # Part of _core.pyx: the column chunks of a file, and how their pages move to another one.
 # Wide files have fifty thousand chunks: what is done for each of them is here, without a call of Python's.
 
-cdef enum:
-    PACKED_NBYTES = 16384  # of a chunk's pages: to move fewer bytes is faster than to write them alone
-    # Types of modules, as they stand in an AAD. AGSF_DATA_PAGE stands for all pages of a chunk.
-    COLUMN_INDEX = 6
-    OFFSET_INDEX = 7
-    BLOOM_HEADER = 8
-
+cdef enum: PACKED_NBYTES = 16384  # of a chunk's pages: to move fewer bytes is faster than to write them alone
 
 cdef list _NO_EDITS = []  # one for all chunks that need none
 
@@ -199,11 +193,11 @@ def list_pieces(list chunks not None, dict bloom_filters not None, int64_t foote
             _add_piece(found, metadata._first_page(), metadata.compressed_nbytes, AGSF_DATA_PAGE, chunk)
         if metadata.bloom_filter > 0:
             nbytes = bloom_filters.get(chunk.number, metadata.bloom_filter_nbytes)
-            _add_piece(found, metadata.bloom_filter, nbytes, BLOOM_HEADER, chunk)
+            _add_piece(found, metadata.bloom_filter, nbytes, AGSF_BLOOM_FILTER_HEADER, chunk)
         if raw.column_index > 0:
-            _add_piece(found, raw.column_index, raw.column_index_nbytes, COLUMN_INDEX, chunk)
+            _add_piece(found, raw.column_index, raw.column_index_nbytes, AGSF_COLUMN_INDEX, chunk)
         if raw.offset_index > 0:
-            _add_piece(found, raw.offset_index, raw.offset_index_nbytes, OFFSET_INDEX, chunk)
+            _add_piece(found, raw.offset_index, raw.offset_index_nbytes, AGSF_OFFSET_INDEX, chunk)
     for piece in found:
         sorted = sorted and last <= piece.begin
         last = piece.begin
@@ -241,15 +235,14 @@ cdef class PageMover:
         threads: How many threads work.
     """
 
-    cdef readonly bint same_size
     cdef readonly int v2_layout
-    cdef bint _check_crc, _refuse_levels
+    cdef bint _same_size, _check_crc, _refuse_levels
     cdef unsigned _threads
     cdef readonly list unauthenticated_levels  # [(column, row group)], in the source or in the target
     cdef readonly uint64_t v2_levels, wrong_checksums, dropped_checksums
 
     def __cinit__(self, bint same_size, int v2_layout, bint check_crc, bint refuse_levels, unsigned threads):
-        self.same_size, self.v2_layout = same_size, v2_layout
+        self._same_size, self.v2_layout = same_size, v2_layout
         self._check_crc, self._refuse_levels, self._threads = check_crc, refuse_levels, threads
         self.unauthenticated_levels = []
 
@@ -259,7 +252,7 @@ cdef class PageMover:
         cdef PageRun run = PageRun.__new__(PageRun)
         cdef bint dialect = chunk.modules is not None and chunk.modules.aad is None
         cdef bint ctr = chunk.modules is not None and chunk.modules._raw.ctr
-        run._set(chunk.modules, chunk.target, AGSF_PAGES_SAME_SIZE if self.same_size else AGSF_PAGES_COPY,
+        run._set(chunk.modules, chunk.target, AGSF_PAGES_SAME_SIZE if self._same_size else AGSF_PAGES_COPY,
                  metadata.compressed_nbytes, max(0, metadata.num_values), dialect)
         run._raw.v2_layout = self.v2_layout
         run._raw.keep_checksum = not (ctr and self._check_crc)
@@ -280,7 +273,7 @@ cdef class PageMover:
                 break
             if not passes and piece.end - first.begin > window_nbytes:
                 break
-            if (self.same_size or passes) and piece.begin != last.end:
+            if (self._same_size or passes) and piece.begin != last.end:
                 break
             group.append(piece)
             last = piece
@@ -291,7 +284,7 @@ cdef class PageMover:
         cdef Piece piece
         cdef int64_t nbytes = 0
         for piece in group:
-            nbytes += _room(piece)
+            nbytes += page_room(piece.end - piece.begin)
         return nbytes
 
     def run_group(self, list group not None, window, int64_t begin, int64_t end, out):
@@ -306,16 +299,16 @@ cdef class PageMover:
             run = self.run(piece.chunk)
             most = min(piece.limit, end) - begin
             if not (0 <= piece.begin - begin <= most <= <int64_t> _nbytes(view)
-                    and at + _room(piece) <= <int64_t> _nbytes(target)):
+                    and at + page_room(piece.end - piece.begin) <= <int64_t> _nbytes(target)):
                 raise ValueError("the pages are not in the window, or have no room")
             run._in, run._out = view, target
             run._raw.data = _data(view) + (piece.begin - begin)
             run._raw.in_nbytes = <size_t> (most - (piece.begin - begin))
             run._raw.in_is_all = True
             run._raw.out = _data(target) + at
-            run._raw.out_nbytes = <size_t> _room(piece)
+            run._raw.out_nbytes = <size_t> page_room(piece.end - piece.begin)
             run._at = <size_t> at
-            at += _room(piece)
+            at += page_room(piece.end - piece.begin)
             runs.append(run)
         run_pages(runs, self._threads)
         return runs
@@ -392,8 +385,8 @@ cdef inline int64_t _moved_by(int64_t offset, int64_t shift) noexcept:
     return <int64_t> (<uint64_t> offset + <uint64_t> shift)  # a footer may name any offset: signed, this could overflow
 
 
-cdef inline int64_t _room(Piece piece) noexcept:
-    cdef int64_t nbytes = piece.end - piece.begin
+cpdef int64_t page_room(int64_t nbytes) noexcept:
+    """Return the bytes that `nbytes` of pages may take in the target, but for many small ones."""
     return nbytes + nbytes // 8 + 1024
 
 
@@ -459,7 +452,7 @@ cdef bytes _moved_metadata(Chunk chunk, encoding_stats):
     if old.encoding_stats == 0 and moved.run is not None and (rows := moved.run.encodings):
         stats = encoding_stats(rows)
         _edit(&edits, 13, AGSF_THRIFT_LIST, stats)
-    _edit_place(&edits, 14, moved, BLOOM_HEADER)
+    _edit_place(&edits, 14, moved, AGSF_BLOOM_FILTER_HEADER)
     return _spliced(<const uint8_t *> PyBytes_AS_STRING(shown), <size_t> PyBytes_GET_SIZE(shown), edits.one, edits.count)
 
 
@@ -476,8 +469,8 @@ cpdef bytes moved_chunk(Chunk chunk, bytes metadata, bytes sealed):
     edits.count = 0
     _edit_integer(&edits, 2, AGSF_THRIFT_I64, 0)
     _edit(&edits, 3, AGSF_THRIFT_STRUCT, metadata)
-    _edit_place(&edits, 4, moved, OFFSET_INDEX)
-    _edit_place(&edits, 6, moved, COLUMN_INDEX)
+    _edit_place(&edits, 4, moved, AGSF_OFFSET_INDEX)
+    _edit_place(&edits, 6, moved, AGSF_COLUMN_INDEX)
     _edit(&edits, 8, AGSF_THRIFT_STRUCT, chunk.side.crypto_metadata)
     _edit(&edits, 9, AGSF_THRIFT_BINARY, sealed)
     return _spliced(<const uint8_t *> PyBytes_AS_STRING(data), <size_t> PyBytes_GET_SIZE(data), edits.one, edits.count)
@@ -576,7 +569,7 @@ cdef class ColumnCounts:
                 count.dictionary_pages += moved.run._raw.dictionary_pages
                 count.modules += 2 * (moved.run.pages + moved.run._raw.dictionary_pages)
                 if moved._parts is not None:
-                    count.modules += len(moved._parts) + (BLOOM_HEADER in moved._parts)  # which is two modules
+                    count.modules += len(moved._parts) + (AGSF_BLOOM_FILTER_HEADER in moved._parts)  # which is two modules
         return found
 
     def of(self, size_t column):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ags_fast._core import DONE, LIST, MORE_OUTPUT, PageMover, PageRun, offset_index, run_pages
+from ags_fast._core import DONE, LIST, MORE_OUTPUT, PageMover, PageRun, offset_index, page_room, run_pages
 from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError
 from ags_fast.files.source import Window, with_room
@@ -99,7 +99,7 @@ class Mover:
             if future is not None:
                 future.result()
         buffers.pending.clear()
-        buffers.outward = with_room(buffers.outward, max(nbytes, _room(WINDOW_NBYTES)))
+        buffers.outward = with_room(buffers.outward, max(nbytes, page_room(WINDOW_NBYTES)))
         return buffers
 
     def move(self, chunks: list[Chunk]) -> None:
@@ -177,7 +177,7 @@ class Mover:
         limit = piece.end if self.same_size else piece.limit
         while run.stop != DONE:
             end = min(limit, at + max(WINDOW_NBYTES, wanted_in))
-            buffers = self._buffers(max(_room(end - at), wanted_out))
+            buffers = self._buffers(max(page_room(end - at), wanted_out))
             run.feed(self._read(at, end), end == limit, buffers.outward)
             run_pages([run], self.threads)
             if run.produced:
@@ -255,7 +255,3 @@ def _offset_index(chunk: Chunk, plain: bytes) -> bytes:
     if moved is not None and moved.run is not None:
         return moved.run.offset_index(plain, begin, moved.begin)
     return offset_index(plain, begin, begin + (0 if moved is None else moved.shift))
-
-
-def _room(nbytes: int) -> int:
-    return nbytes + nbytes // 8 + 1024
