@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from support import KEY, KEYS, open_stream, pattern, seal_stream
+from support import KEY, KEYS, flip, open_stream, pattern, seal_stream
 
 from ags_fast import encrypted_length
 from ags_fast.dataset.access import Access
@@ -102,7 +102,7 @@ def test_python_stream_class_is_a_seekable_file(tmp_path: Path) -> None:
             assert reader.tell() == min(offset + size, 100_000)
         assert reader.seek(-10, os.SEEK_END) == 99_990
         assert reader.read() == data[-10:]
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    path.write_bytes(flip(path.read_bytes(), -1))
     with (
         peers.PythonReader(path, KEY, length=path.stat().st_size, aad_prefix=PREFIX) as reader,
         pytest.raises(ValueError, match="block 24 does not"),

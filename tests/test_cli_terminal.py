@@ -21,7 +21,7 @@ import pytest
 from datasets import MASTER, make_kms, write_tree
 from programs import commands
 from spark_jobs import local_connect
-from support import pattern, program, python_env
+from support import flip, pattern, program, python_env
 
 pytest.importorskip("pyarrow")
 
@@ -164,7 +164,7 @@ def test_names_in_rows_warnings_and_audits(odd: Path, kms: list[str], capsys: py
     encoded = os.fsencode(odd / "ds")
     for name in list(NAMES)[:3]:
         (file,) = (odd / "ds").glob(f"{glob.escape(os.fsdecode(name))}.*.ags")
-        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        file.write_bytes(flip(file.read_bytes(), -1))
     Path(os.fsdecode(encoded + b"/\x1b[5mextra\xff.ags")).touch()
     dataset = os.fsdecode(encoded)
     for command, code in (

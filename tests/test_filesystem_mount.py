@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from datasets import MASTER, make_kms, read_tree
-from support import pattern
+from support import flip, pattern
 
 from ags_fast import Dataset
 from ags_fast.cli import main
@@ -45,7 +45,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
             with new.create(path) as file:
                 file.write(data)
     (broken,) = (tmp_path / "data").glob("bad.*")
-    broken.write_bytes(broken.read_bytes()[:-1] + b"?")
+    broken.write_bytes(flip(broken.read_bytes(), -1))
     folder.mkdir()
     command = [sys.executable, "-m", "ags_fast", *arguments(tmp_path / "data", kms, folder)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -1213,7 +1213,7 @@ def test_aws_in_a_fork(moto: Aws) -> None:
 
 def test_calls_of_jobs_without_a_cache(tmp_path: Path) -> None:
     """As docs/keys.md has them."""
-    here: Any = jobs.LocalEngine(processes=0)
+    here: Any = jobs.LocalEngine(processes=0, files_at_once=1)  # two at once share a call
     for files in (1, 5):
         folder = tmp_path / str(files)
         (folder / "src").mkdir(parents=True)
