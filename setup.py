@@ -2,12 +2,13 @@
 
 AES-GCM in OpenSSL 3.5 is more than twice as fast as in 3.0 on CPUs with VAES and AVX-512, so a libcrypto older than
 3.5 is not good enough: then OpenSSL 3.5 LTS is built (libcrypto only, static) and cached outside the tree for later
-builds.
+builds. If that cannot be done the build fails, because pip shows no warning of a build that succeeds.
 
-    AGS_FAST_OPENSSL=system     use the system's libcrypto (3.0 or newer), build none
+    AGS_FAST_OPENSSL=system     use the system's libcrypto (3.0 or newer) although it may be slow, build none
     AGS_FAST_OPENSSL=bundled    use the static one, whatever the system has
     AGS_FAST_OPENSSL_SOURCE=p   OpenSSL 3.5 to build: a tarball or a source folder; no download is tried
     OPENSSL_ROOT_DIR=p          where the system's libcrypto is: p/include, p/lib
+    AGS_FAST_REPOSITORY=url     where the source is published, on GitHub: PyPI's page links to it
     AGS_FAST_WERROR=1           warnings in csrc are errors (CI, make)
     AGS_FAST_SANITIZE=list      address,undefined or thread: for -fsanitize
     AGS_FAST_COVERAGE=1         counts for gcov, of csrc and of _core.pyx's lines
@@ -65,42 +66,61 @@ def check_prerequisites() -> None:
         missing.append(f"a C compiler, {CC[0]} (gcc libc6-dev)")
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         missing.append("Python's headers, Python.h (python3-dev)")
-    if shutil.which(CC[0]) and needs_openssl():
-        missing += [f"{tool} ({tool})" for tool in ("make", "tar") if not shutil.which(tool)]
-        configures = ["perl", "-MFindBin", "-MIPC::Cmd", "-MPod::Usage", "-e", "1"]  # perl-base is not enough
-        if not shutil.which("perl") or subprocess.run(configures, capture_output=True).returncode != 0:
-            missing.append("perl with its modules (perl)")
-    if missing:
-        raise SetupError(f"not installed, or not found: {', '.join(missing)}. In brackets are Debian's packages")
+    needs_openssl = shutil.which(CC[0]) and not wanted_system() and not bundled_home().is_dir()
+    tools = missing_tools() if needs_openssl else []
+    if missing or tools:
+        raise SetupError("\n".join([not_installed(missing + tools), *([why_openssl()] if tools else [])]))
 
 
-def needs_openssl() -> bool:
-    """Whether nothing but a libcrypto of our own will do, and the cache has none."""
-    wish = os.environ.get("AGS_FAST_OPENSSL", "")
-    return wish != "system" and (wish == "bundled" or not system_libcrypto()) and not bundled_home().is_dir()
+def missing_tools() -> list[str]:
+    """What a build of OpenSSL needs that is not here."""
+    missing = [f"{tool} ({tool})" for tool in ("make", "tar") if not shutil.which(tool)]
+    configures = ["perl", "-MFindBin", "-MIPC::Cmd", "-MPod::Usage", "-e", "1"]  # perl-base is not enough
+    if not shutil.which("perl") or subprocess.run(configures, capture_output=True).returncode != 0:
+        missing.append("perl with its modules (perl)")
+    return missing
 
 
-def choose_libcrypto() -> Libcrypto:
+def not_installed(missing: list[str]) -> str:
+    return f"not installed, or not found: {', '.join(missing)}. In brackets are Debian's packages."
+
+
+def wanted_system() -> Libcrypto | None:
+    """The system's libcrypto, if it is fast or asked for; None if OpenSSL 3.5 is to be built."""
     wish = os.environ.get("AGS_FAST_OPENSSL", "")
     if wish not in ("", "system", "bundled"):
         raise SetupError(f"AGS_FAST_OPENSSL={wish}: say system or bundled, or leave it unset")
-
-    system = None if wish == "bundled" else system_libcrypto()
-    pointed_at = wish == "system" or (wish == "" and os.environ.get("OPENSSL_ROOT_DIR"))
-    if pointed_at and not system:
+    if wish == "bundled":
+        return None
+    root = os.environ.get("OPENSSL_ROOT_DIR")
+    system = system_libcrypto()
+    if not system and (root or wish == "system"):
         raise SetupError("no libcrypto 3.0 or newer with headers found (Debian: libssl-dev; else set OPENSSL_ROOT_DIR)")
-    if system and (pointed_at or system.at_least(FAST)):
-        chosen = system
-    else:
+    if system and (wish == "system" or system.at_least(FAST)):
+        return system
+    if system and root:
+        raise SetupError(f"{root} has OpenSSL {system.version}, which is slow. To use it: AGS_FAST_OPENSSL=system")
+    return None
+
+
+def why_openssl() -> str:
+    """Why OpenSSL is built, and what to do where that cannot be done."""
+    system = system_libcrypto()
+    lines = ["ags_fast is built with OpenSSL 3.5, whose AES-GCM is more than twice as fast as that of older ones."]
+    if system and not system.at_least(FAST):
+        lines += [f"The system has OpenSSL {system.version}. To use it all the same: AGS_FAST_OPENSSL=system"]
+    lines += ["Without a network: AGS_FAST_OPENSSL_SOURCE=PATH names a tarball of OpenSSL 3.5, fetched elsewhere."]
+    lines += ["Where Debian has OpenSSL 3.5 or newer (from Debian 13 on), the package libssl-dev is enough."]
+    return "\n".join(lines)
+
+
+def choose_libcrypto() -> Libcrypto:
+    chosen = wanted_system()
+    if not chosen:
         try:
-            chosen = bundled_libcrypto()
+            return bundled_libcrypto()
         except (SetupError, OSError) as error:  # OSError: a cache folder that cannot be written
-            if wish == "bundled" or os.environ.get("AGS_FAST_OPENSSL_SOURCE"):
-                raise
-            if not system:
-                raise SetupError(f"the system has no libcrypto 3.0 or newer with headers, and {error}") from error
-            say(f"OpenSSL 3.5 cannot be built here: {error}")
-            chosen = system
+            raise SetupError(f"OpenSSL 3.5 cannot be built here: {error}\n{why_openssl()}") from error
     if not chosen.at_least(FAST):
         say("*" * 100)
         say(f"ags_fast is being built with the SLOW libcrypto: {chosen.version}, from the system.")
@@ -212,9 +232,8 @@ def cache_key() -> str:
 
 def build_openssl(work: Path) -> Path:
     """Gets and compiles OpenSSL inside `work`; the folder returned there holds libcrypto.a and include/."""
-    for tool in ("perl", "make", "tar"):
-        if not shutil.which(tool):
-            raise SetupError(f"building OpenSSL needs {tool}, which is not installed")
+    if missing := missing_tools():
+        raise SetupError(not_installed(missing))
     source = openssl_source(work)
     say(f"Building OpenSSL {source_version(source)} (libcrypto only, static); this takes 1 to 3 minutes, once.")
     build, log = work / "build", work / "log"
@@ -222,6 +241,7 @@ def build_openssl(work: Path) -> Path:
     # CFLAGS would replace OpenSSL's own -O3. An outer make's MAKEFLAGS name a job server that this make cannot use.
     environ = {k: v for k, v in os.environ.items() if k not in ("CFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS", "MFLAGS")}
     environ["CC"] = shlex.join(CC)
+    environ["SOURCE_DATE_EPOCH"] = str(int((source / "VERSION.dat").stat().st_mtime))  # else libcrypto has today's date
     jobs = f"-j{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()}"
     steps = [
         ["perl", str(source / "Configure"), *cross_target(), *CONFIGURE],
@@ -314,49 +334,66 @@ def upstream_release(work: Path) -> Path:
 
 
 def debian_source(work: Path) -> Path:
-    """The upstream tarball in Debian's source package, from this machine's own mirror.
-
-    apt checks it: the archive's keyring signs the index, the index has the hash. The apt configuration is the
-    machine's (proxy, certificates, credentials), except that lists and downloads go to a temporary folder.
-    """
+    """The upstream tarball in Debian's source package of OpenSSL."""
     say(f"Fetching the source package of openssl in Debian {DEBIAN_SUITE}")
-    if not shutil.which("apt-get") or "ID=debian" not in Path("/etc/os-release").read_text().split():
-        raise SetupError("Debian source package: this machine is not Debian")
-    # In /tmp and readable by all, because apt downloads as another user.
-    with tempfile.TemporaryDirectory(prefix="ags_fast-apt-") as folder:
-        apt = Path(folder)
+    with Apt(DEBIAN_SUITE) as apt:
+        return apt.source("openssl", r"3\.5\..+", work)
+
+
+class Apt:
+    """apt-get for another release of Debian, from this machine's own mirror. .ci/other_python.py uses it, too.
+
+    apt checks what it downloads: the archive's keyring signs the index, and the index has the hash. All that configures
+    apt is the machine's (proxy, certificates, credentials), but lists and downloads go to a temporary folder.
+    """
+
+    def __init__(self, suite: str) -> None:
+        if not shutil.which("apt-get") or "ID=debian" not in Path("/etc/os-release").read_text().split():
+            raise SetupError(f"Debian {suite}: this machine is not Debian")
+        self.suite, self.said = suite, ""
+
+    def __enter__(self) -> "Apt":
+        # In /tmp and readable by all, because apt downloads as another user.
+        self.folder = apt = Path(tempfile.mkdtemp(prefix="ags_fast-apt-"))
         apt.chmod(0o755)
         for sub in ("lists/partial", "cache/archives/partial"):
             (apt / sub).mkdir(parents=True)
-        (apt / "sources.list").write_text("".join(debian_suites()))
+        (apt / "status").touch()
+        (apt / "sources.list").write_text("".join(debian_mirrors(self.suite)))
         (apt / "apt.conf").write_text(
             f'Dir::Etc::sourcelist "{apt}/sources.list"; Dir::Etc::sourceparts "-";\n'
-            f'Dir::State::lists "{apt}/lists"; Dir::Cache "{apt}/cache";\n'
+            f'Dir::State::lists "{apt}/lists"; Dir::Cache "{apt}/cache"; Dir::State::status "{apt}/status";\n'
             'Acquire::Languages "none"; Acquire::Retries "1"; Acquire::http::Timeout "15";\n'
             "#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n"
         )
-        said = ""
+        self.run("apt-get", "update")  # fails if one suite fails, though the others may be enough
+        return self
 
-        def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-            nonlocal said
-            command = [tool, "-q", "-c", str(apt / "apt.conf"), *arguments]
-            result = subprocess.run(command, cwd=apt, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-            said += result.stderr
-            return result
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-        run("apt-get", "update")  # fails if one suite fails, though the others may be enough
-        known = run("apt-cache", "showsrc", "--only-source", "openssl").stdout
-        listed = re.findall(r"^Version: (3\.5\..+)", known, re.MULTILINE)
+    def run(self, tool: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [tool, "-q", "-c", str(self.folder / "apt.conf"), *arguments]
+        result = subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        self.said += result.stderr
+        return result
+
+    def source(self, package: str, versions: str, work: Path) -> Path:
+        """The upstream tarball of a source package, of the newest version that matches and can be had."""
+        known = self.run("apt-cache", "showsrc", "--only-source", package).stdout
+        listed = re.findall(rf"^Version: ({versions})$", known, re.MULTILINE)
         for version in sorted(set(listed), reverse=True):  # a mirror may list a version whose tarball it does not have
-            result = run("apt-get", "source", "--only-source", "--download-only", "--tar-only", f"openssl={version}")
-            tarballs = list(apt.glob("openssl_*.orig.tar.*z*"))
+            result = self.run(
+                "apt-get", "source", "--only-source", "--download-only", "--tar-only", f"{package}={version}"
+            )
+            tarballs = list(self.folder.glob(f"{package}_*.orig.tar.*z*"))
             if result.returncode == 0 and tarballs:
                 return Path(shutil.copy(tarballs[0], work))
-        raise SetupError(f"Debian source package of {DEBIAN_SUITE}: apt-get source failed\n{said}".rstrip())
+        raise SetupError(f"Debian source package of {self.suite}: apt-get source failed\n{self.said}".rstrip())
 
 
-def debian_suites() -> list[str]:
-    """sources.list lines for DEBIAN_SUITE, its updates and fixes, on the mirrors that apt has for this release."""
+def debian_mirrors(suite: str) -> list[str]:
+    """sources.list lines for a suite, its updates and fixes, on the mirrors that apt has for this release."""
     os_release = Path("/etc/os-release").read_text()
     release = re.search(r"^VERSION_CODENAME=(\w+)", os_release, re.MULTILINE)
     names = f"{release.group(1)}|stable|oldstable" if release else "stable|oldstable"
@@ -366,7 +403,8 @@ def debian_suites() -> list[str]:
     mirrors = re.findall(rf"^(\S+) (?:{names})(-updates|-security)? main$", targets, re.MULTILINE)
     if not mirrors:
         raise SetupError("Debian source package: apt has no Debian mirror configured")
-    return [f"deb-src {options}{uri} {DEBIAN_SUITE}{kind} main\n" for uri, kind in dict.fromkeys(mirrors)]
+    places = [f"{options}{uri} {suite}{kind} main\n" for uri, kind in dict.fromkeys(mirrors)]
+    return [f"{kind} {place}" for kind in ("deb", "deb-src") for place in places]
 
 
 def unpack(tarball: Path, folder: Path) -> None:
@@ -402,23 +440,17 @@ CORE = Extension(
     ],
 )
 
-COMMON_FLAGS = ["-O3", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"]
+# Debug information names files by their place in the tree, so that a build in another folder gives the same bytes.
+COMMON_FLAGS = [f"-fdebug-prefix-map={os.getcwd()}=."]
+COMMON_FLAGS += ["-O3", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"]
 if SANITIZE:
     COMMON_FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}"]
 if COVERAGE:
     COMMON_FLAGS += ["-O1", "-g", "--coverage", "-fprofile-update=atomic"]
 
 # Only for csrc: Cython's output has warnings that cannot be mended here.
-CSRC_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes"]
-CSRC_FLAGS += [
-    "-Wmissing-prototypes",
-    "-Wpointer-arith",
-    "-Wcast-qual",
-    "-Wwrite-strings",
-    "-Wvla",
-    "-Wformat=2",
-    "-Wundef",
-]
+CSRC_FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla"]
+CSRC_FLAGS += ["-Wpointer-arith", "-Wcast-qual", "-Wwrite-strings", "-Wformat=2", "-Wundef"]
 if os.environ.get("AGS_FAST_WERROR") == "1":
     CSRC_FLAGS += ["-Werror"]
 
@@ -541,8 +573,50 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+# ---- what PyPI shows
+
+VERSION = re.findall(r'__version__ = "(.+)"', Path("ags_fast/_version.py").read_text())[0]
+
+
+def readme(text: str, repository: str) -> str:
+    """The README for a page elsewhere: links and pictures lead to this version in the repository.
+
+    If nobody has said where that is, a link becomes its text and a path, and there is no picture.
+    """
+
+    def lead(link: re.Match[str]) -> str:
+        words, target = link.groups()
+        if target.startswith(("https:", "#")):
+            return link[0]
+        if repository:
+            return f"[{words}]({repository}/blob/v{VERSION}/{target})"
+        return words if words == target else f"{words} (`{target}`)"
+
+    text = re.sub(r"\[([^\]]*)\]\(([^)]*)\)", lead, text)
+    if repository:
+        return re.sub(r'\b(src|srcset)="(docs/[^"]*)"', rf'\1="{repository}/raw/v{VERSION}/\2"', text)
+    return re.sub(r"<picture>.*?</picture>\n+", "", text, flags=re.DOTALL)
+
+
+def project_urls(repository: str) -> dict[str, str]:
+    if not repository:
+        return {}
+    tree = f"{repository}/blob/v{VERSION}"
+    urls = {"Source": repository, "Issues": f"{repository}/issues"}
+    return urls | {"Documentation": f"{tree}/docs/index.md", "Changelog": f"{tree}/CHANGELOG.md"}
+
+
 # By their names Spark finds its data sources.
 MODULES = ["pyspark_ags_avro", "pyspark_ags_parquet"]
 COMMANDS = {"bdist_wheel": BdistWheel, "build_ext": BuildExt, "build_openssl": BuildOpenssl}
 
-setup(ext_modules=[CORE], py_modules=MODULES, cmdclass=COMMANDS)
+if __name__ == "__main__":  # tests import the rest
+    REPOSITORY = os.environ.get("AGS_FAST_REPOSITORY", "").rstrip("/")
+    setup(
+        ext_modules=[CORE],
+        py_modules=MODULES,
+        cmdclass=COMMANDS,
+        long_description=readme(Path("README.md").read_text(encoding="utf-8"), REPOSITORY),
+        long_description_content_type="text/markdown",
+        project_urls=project_urls(REPOSITORY),
+    )

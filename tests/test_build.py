@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,3 +98,123 @@ def test_layers(path: Path) -> None:
         assert not any(header.startswith("openssl/") for header in included)
     if path.name.startswith(("pool", "fileio")):
         assert "aead.h" not in included
+
+
+SLOW = "3.0.19"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a build finds a slow libcrypto and a compiler, no network, and no tool but those in this folder."""
+    compiler = shutil.which(os.environ.get("CC", "cc").split()[0])
+    if compiler is None:
+        pytest.skip("no C compiler here")
+    for name in ("AGS_FAST_OPENSSL", "AGS_FAST_OPENSSL_SOURCE", "OPENSSL_ROOT_DIR", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    header = tmp_path / "include" / "openssl" / "opensslv.h"
+    header.parent.mkdir(parents=True)
+    header.write_text(f'#define OPENSSL_VERSION_STR "{SLOW}"\n')
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setenv("CPATH", str(tmp_path / "include"))
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    return tools
+
+
+def build() -> dict[str, Any]:
+    """The names of setup.py."""
+    return runpy.run_path(str(ROOT / "setup.py"))
+
+
+@needs_source
+def test_a_build_without_tools_names_them(machine: Path) -> None:
+    """In place of the system's libcrypto, which would be slow for ever: pip shows no warning of a build."""
+    setuptools = pytest.importorskip("setuptools")
+    with pytest.raises(setuptools.errors.SetupError) as raised:
+        build()["check_prerequisites"]()
+    message = str(raised.value)
+    assert re.search(r"make \(make\), tar \(tar\), perl .*\(perl\)", message), message
+    assert f"OpenSSL {SLOW}. To use it all the same: AGS_FAST_OPENSSL=system" in message
+    assert "AGS_FAST_OPENSSL_SOURCE" in message
+    assert "libssl-dev" in message
+
+
+@needs_source
+@pytest.mark.parametrize("wish", ["", "bundled"])
+def test_an_offline_build_says_what_to_do(wish: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setuptools = pytest.importorskip("setuptools")
+    for name in ("make", "tar", "perl"):
+        found = shutil.which(name, path=os.defpath)
+        if found is None:
+            pytest.skip(f"no {name} here")
+        (machine / name).symlink_to(found)
+    monkeypatch.setenv("AGS_FAST_OPENSSL", wish)
+    with pytest.raises(setuptools.errors.SetupError) as raised:
+        build()["choose_libcrypto"]()
+    message = str(raised.value)
+    assert "no source of OpenSSL 3.5 was found" in message, message
+    assert "AGS_FAST_OPENSSL=system" in message
+    assert "AGS_FAST_OPENSSL_SOURCE" in message
+
+
+@needs_source
+def test_a_slow_libcrypto_is_used_where_asked_for(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("setuptools")
+    monkeypatch.setenv("AGS_FAST_OPENSSL", "system")
+    names = build()
+    names["check_prerequisites"]()
+    chosen = names["choose_libcrypto"]()
+    assert (chosen.version, chosen.bundled) == (SLOW, False)
+    assert f"SLOW libcrypto: {SLOW}" in capsys.readouterr().err
+
+
+@needs_source
+def test_a_slow_libcrypto_in_a_named_folder(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setuptools = pytest.importorskip("setuptools")
+    monkeypatch.setenv("OPENSSL_ROOT_DIR", str(machine.parent))
+    with pytest.raises(setuptools.errors.SetupError, match=f"OpenSSL {SLOW}, which is slow.*AGS_FAST_OPENSSL=system"):
+        build()["choose_libcrypto"]()
+
+
+@needs_source
+def test_a_fast_libcrypto_needs_no_tools(machine: Path) -> None:
+    pytest.importorskip("setuptools")
+    (machine.parent / "include" / "openssl" / "opensslv.h").write_text('#define OPENSSL_VERSION_STR "3.5.1"\n')
+    names = build()
+    names["check_prerequisites"]()
+    assert not names["choose_libcrypto"]().bundled
+
+
+@needs_source
+@pytest.mark.parametrize("repository", ["", "https://example.com/owner/name"])
+def test_the_page_on_pypi_has_no_broken_link(repository: str) -> None:
+    pytest.importorskip("setuptools")
+    names, text = build(), (ROOT / "README.md").read_text()
+    page = names["readme"](text, repository)
+    targets = re.findall(r"\[[^\]]*\]\(([^)]*)\)|(?:src|srcset)=\"([^\"]*)\"", page)
+    relative = [one or other for one, other in targets if not (one or other).startswith(("https:", "#"))]
+    assert relative == []
+    assert bool(targets) == bool(repository)
+    blocks = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    assert blocks.findall(page) == blocks.findall(text)
+    for one, _ in targets:  # each is a file of the tree
+        assert (ROOT / one.removeprefix(f"{repository}/blob/v{names['VERSION']}/").partition("#")[0]).exists(), one
+    assert all(
+        url.startswith(f"{repository}/") or url == repository for url in names["project_urls"](repository).values()
+    )
+
+
+@needs_source
+def test_where_the_licences_are() -> None:
+    """In the source, and so in each wheel: OpenSSL's, because wheels link it, and the notice about both."""
+    pytest.importorskip("setuptools")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = {str(path.relative_to(ROOT)) for pattern in project["license-files"] for path in ROOT.glob(pattern)}
+    assert found == {"LICENSE", "NOTICE", "licenses/OPENSSL.txt"}
+    assert "5D002" in (ROOT / "NOTICE").read_text()
