@@ -98,7 +98,7 @@ wheel: ## this machine's wheel in dist/: built from the sdist, audited, tested i
 	GLIBC=$(GLIBC) .ci/wheel
 
 wheels: $(WORKFLOWS)/done ## the release's wheels of this platform in dist/, by cibuildwheel; on Linux with Docker
-	$(WORKFLOWS)/bin/cibuildwheel --archs native --output-dir dist
+	SOURCE_DATE_EPOCH=$(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct)) $(WORKFLOWS)/bin/cibuildwheel --archs native --output-dir dist
 	$(PYTHON) .ci/dist.py dist/*.whl
 
 lock: $(VENV)/deps ## newest versions of the development dependencies into .ci/requirements*.txt

@@ -39,14 +39,15 @@ def build_identifier(wheel: Path) -> str:
 
 
 def check_wheel(wheel: Path) -> None:
-    """Its folders, its license, and the OpenSSL that its bill of materials names."""
+    """Its folders, its licenses, and the OpenSSL that its bill of materials names."""
     info = f"ags_fast-{version()}.dist-info"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         strangers = {name.split("/")[0] for name in names} - MODULES - {info}
         if strangers:
             sys.exit(f"{wheel.name} has what does not belong there: {sorted(strangers)}")
-        for name in (f"{info}/licenses/LICENSE", "ags_fast/py.typed", f"{info}/sboms/ags_fast.cdx.json"):
+        licenses = [f"{info}/licenses/{name}" for name in ("LICENSE", "NOTICE", "licenses/OPENSSL.txt")]
+        for name in (*licenses, "ags_fast/py.typed", f"{info}/sboms/ags_fast.cdx.json"):
             if name not in names:
                 sys.exit(f"{wheel.name} has no {name}")
         bill = json.loads(archive.read(f"{info}/sboms/ags_fast.cdx.json"))

@@ -12,17 +12,21 @@ if TYPE_CHECKING:
 __all__ = ["explained", "explaining", "install", "lacks", "require"]
 
 EXTRAS = {  # by the package that a part imports
-    "adlfs": "azure-storage",
-    "boto3": "aws",
-    "fastavro": "avro",
-    "fsspec": "filesystem",
-    "fuse": "mount",
+    "adlfs": "azure",
+    "azure": "azure",
+    "boto3": "s3",
+    "fastavro": "files",
+    "fsspec": "files",
+    "fuse": "files",
     "gcsfs": "gcs",
-    "hvac": "vault",
-    "pkcs11": "pkcs11",
-    "pyarrow": "",  # a package of no extra
+    "google": "gcs",
+    "google_crc32c": "gcs",
+    "hvac": "kms",
+    "pkcs11": "kms",
+    "pyarrow": "files",
     "pyiceberg": "iceberg",
     "pyspark": "spark",
+    "requests": "gcs",
     "s3fs": "s3",
     "sqlalchemy": "sql",
 }
@@ -51,8 +55,7 @@ def lacks(part: str, package: str, extra: str | None = None, why: object = None)
     `extra` has the package; None: the one of EXTRAS. The message quotes the error `why`.
     """
     quoted = "" if why is None else f" ({why})"
-    extra = extra or EXTRAS[package]
-    command = install(extra) if extra else f"pip install {package}"
+    command = install(extra or EXTRAS[package.partition(".")[0]])
     return ModuleNotFoundError(f"{part} needs {package}{quoted}: {command}", name=package)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -221,6 +223,15 @@ def test_missing_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, name, None)
     assert run("verify", "ds", "--kms", "encryption.kms-type=aws", "--kms", "client.region=x") in (4, 6)
     assert run("verify", "ds", "--engine", "spark", *KMS) == 6
+
+
+def test_spark_without_java(folder: Path) -> None:
+    pytest.importorskip("pyspark")
+    words = ["verify", "ds", "--engine", "spark", "--spark-master", "local[1]", *KMS]
+    env = {**os.environ, "JAVA_HOME": str(folder / "src")}  # where there is no Java
+    done = subprocess.run([sys.executable, "-m", "ags_fast", *words], env=env, capture_output=True, text=True)
+    assert done.returncode == 6
+    assert "Spark does not start: it needs Java 17 or newer" in done.stderr
 
 
 def test_files_that_no_version_knows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kms_services
 import pytest
@@ -57,6 +57,8 @@ with ags_fast.open(url, "wb", key=bytes(16), storage_options=options) as file:
 with ags_fast.open(url, key=bytes(16), length=file.file_length, storage_options=options) as file:
     assert file.read() == b"text"
 """
+STORES = ("s3-store", "gcs-store", "azure-store")
+SERVICES = ("aws", "gcp", "azure", "vault", "pkcs11")
 # Datasets need no extra, not even of Parquet files.
 DATASETS = (
     KEYS
@@ -72,10 +74,16 @@ assert "pyarrow" not in sys.modules
 try:
     done.table
 except ImportError as error:
-    assert str(error) == "JobResult.table needs pyarrow: pip install pyarrow", error
+    assert str(error).startswith("JobResult.table needs pyarrow: pip install '"), error
+    assert str(error).endswith("[files]'"), error
+from ags_fast.__main__ import main
+options = ["--keystore", "store.json", "--key-file", "store.key"]
+assert main(["ls", "new.enc", *options]) == 0
+jobs.decrypt_files("new.enc", "back", kms=kms).raise_for_failures()
+assert Path("back/a.txt").read_text() == "text"
 """
 )
-# What a user of each extra does first. It leaves nothing if it fails because the extra is missing.
+# What users do first. A program leaves nothing if it fails because an extra is missing.
 PROGRAMS = {
     "filesystem": KEYS
     + """
@@ -89,7 +97,7 @@ assert AgsFileSystem("fs.enc", kms).cat("a.txt") == b"text"
 Path("mounted").mkdir(exist_ok=True)
 words = ["mount", "none.enc", "mounted", "--keystore", "store.json", "--key-file", "store.key"]
 done = subprocess.run([sys.executable, "-m", "ags_fast", *words], capture_output=True, text=True)
-if "[mount]" in done.stderr:
+if "[files]" in done.stderr:
     assert done.returncode == 6
     raise SystemExit(done.stderr)
 assert "none.enc" in done.stderr or "fuse" in done.stderr, done.stderr  # no such dataset, or no libfuse
@@ -135,10 +143,27 @@ assert [batch.to_pylist() for batch in avro.read_batches("points", bytes(16), le
 from ags_fast.keys import open_key_store
 assert not list(open_key_store("sqlite:///keys.db").list("orders"))
 """,
-    **dict.fromkeys(("s3", "gcs", "azure-storage"), USES_STORE),
-    **dict.fromkeys(("aws", "gcp", "azure", "vault", "pkcs11"), USES_KMS),
+    **dict.fromkeys(STORES, USES_STORE),
+    **dict.fromkeys(SERVICES, USES_KMS),
 }
-BESIDE = {"avro-fast": "avro"}  # the extra that the first error names, if it is another one
+FILES = ("filesystem", "mount", "avro", "avro-fast")
+NAMED = {"s3-store": "s3", "gcs-store": "gcs", "azure-store": "azure", "aws": "s3", "gcp": "gcs", "azure": "azure"}
+NAMED |= {"spark": "spark", "iceberg": "iceberg", "sql": "sql", "vault": "kms", "pkcs11": "kms"}
+NAMED |= dict.fromkeys(FILES, "files")  # the extra that the error of a program names
+# Each extra, and programs that it is enough for.
+ENOUGH = {
+    "files": FILES,
+    "iceberg": ("iceberg", "avro"),
+    "spark": ("spark",),
+    "s3": ("s3-store", "aws"),
+    "gcs": ("gcs-store", "gcp"),
+    "azure": ("azure-store", "azure"),
+    "kms": SERVICES,
+    "sql": ("sql",),
+    "all": ("filesystem", "avro-fast", "spark", "iceberg", "s3-store", "gcs-store", "azure-store", *SERVICES, "sql"),
+}
+PAIRS = [(extra, use) for extra, uses in ENOUGH.items() for use in uses]
+OF_ONE = [pair for pair in PAIRS if pair[0] != "all"]
 
 
 def run(environment: Path, program: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -188,13 +213,13 @@ def wheel(cache: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def a_store(extra: str, folder: Path) -> Iterator[Store]:
+def a_store(kind: str, folder: Path) -> Iterator[Store]:
     """A bucket or a container on a server of its kind."""
-    if extra == "s3":
+    if kind == "s3-store":
         with servers.moto_s3() as s3:
             s3.client().create_bucket(Bucket="extras")
             yield Store("s3://extras", s3.options())
-    elif extra == "gcs":
+    elif kind == "gcs-store":
         with servers.fake_gcs(folder) as url:
             yield test_gcs.new_store(url, "")
     else:
@@ -203,18 +228,18 @@ def a_store(extra: str, folder: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def server(extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The server that the program of an extra talks to."""
+def server(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The server that a program talks to."""
     with ExitStack() as stack:
-        if extra in ("aws", "gcp", "azure", "vault", "pkcs11"):
+        if use in SERVICES:
             (tmp_path / "server").mkdir()
-            service = stack.enter_context(kms_services.started(extra, tmp_path / "server"))
+            service = stack.enter_context(kms_services.started(use, tmp_path / "server"))
             monkeypatch.setenv("TESTS", str(ROOT / "tests"))
             monkeypatch.setenv("KMS", json.dumps(service.properties))
             monkeypatch.setenv("KEY", service.new_key())
-        elif extra in ("s3", "gcs", "azure-storage"):
+        elif use in STORES:
             (tmp_path / "server").mkdir()
-            store = stack.enter_context(a_store(extra, tmp_path / "server"))
+            store = stack.enter_context(a_store(use, tmp_path / "server"))
             monkeypatch.setenv("URL", f"{store.url}/file")
             monkeypatch.setenv("STORAGE", json.dumps(store.storage_options))
         yield
@@ -236,26 +261,26 @@ def test_datasets_need_no_extra(oldest: bool, wheel: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("extra", PROGRAMS)
-def test_extra_alone(extra: str, wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("extra", "use"), PAIRS)
+def test_extra_alone(extra: str, use: str, wheel: Path, tmp_path: Path) -> None:
     environment, folder = tmp_path / "env", tmp_path / "folder"
     folder.mkdir()
     uv("venv", "-q", "--python", sys.executable, environment)
     uv("pip", "install", "-q", "--python", environment / "bin" / "python", wheel)
-    without = run(environment, PROGRAMS[extra], folder)
+    without = run(environment, PROGRAMS[use], folder)
     assert without.returncode, "it works without the extra"
     found = re.search(r"pip install (.*)", without.stderr)
     assert found, without.stderr
     (wanted,) = shlex.split(found[1])
-    assert wanted == f"{wheel}[{BESIDE.get(extra, extra)}]"
+    assert wanted == f"{wheel}[{NAMED[use]}]"
     uv("pip", "install", "-q", "--python", environment / "bin" / "python", f"{wheel}[{extra}]")
-    done = run(environment, PROGRAMS[extra], folder)
+    done = run(environment, PROGRAMS[use], folder)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("extra", PROGRAMS)
-def test_oldest_dependencies(extra: str, wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("extra", "use"), OF_ONE)
+def test_oldest_dependencies(extra: str, use: str, wheel: Path, tmp_path: Path) -> None:
     """The lower bounds in pyproject.toml are versions that work."""
     environment, folder = tmp_path / "env", tmp_path / "folder"
     folder.mkdir()
@@ -264,22 +289,38 @@ def test_oldest_dependencies(extra: str, wheel: Path, tmp_path: Path) -> None:
     oldest = ("--resolution", "lowest-direct", "-r", ROOT / "pyproject.toml", "--extra", extra)
     uv("pip", "install", "-q", "--python", python, *oldest)
     uv("pip", "install", "-q", "--python", python, "--no-deps", wheel)
-    done = run(environment, PROGRAMS[extra], folder)
+    done = run(environment, PROGRAMS[use], folder)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("extra", ["s3"])
-def test_an_old_botocore_is_refused(extra: str, wheel: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("use", ["s3-store"])
+def test_an_old_botocore_is_refused(use: str, wheel: Path, tmp_path: Path) -> None:
     """s3fs would leave If-None-Match out of its requests, and two writers of a version would both win."""
     environment = tmp_path / "env"
     uv("venv", "-q", "--python", sys.executable, environment)
-    uv("pip", "install", "-q", "--python", environment / "bin" / "python", f"{wheel}[{extra}]")
+    uv("pip", "install", "-q", "--python", environment / "bin" / "python", f"{wheel}[s3]")
     uv("pip", "install", "-q", "--python", environment / "bin" / "python", "aiobotocore==2.13.3")
-    done = run(environment, PROGRAMS[extra], tmp_path)
+    done = run(environment, PROGRAMS[use], tmp_path)
     assert re.search(r"botocore 1\.34\.\d+ is older than 1\.36\): pip install '.*\[s3\]'", done.stderr)
 
 
+def extras() -> dict[str, list[str]]:
+    """The extras of pyproject.toml."""
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found: dict[str, list[str]] = project["optional-dependencies"]
+    return found
+
+
 def test_every_extra_is_tried() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(PROGRAMS) == set(extras) - {"bench", "dev", "test"}
+    assert set(ENOUGH) == set(extras()) - {"bench", "dev", "test"}
+    assert set(NAMED) == set(PROGRAMS)
+
+
+def test_a_package_has_one_bound() -> None:
+    """Also where more than one extra names the package."""
+    bounds: dict[str, set[str]] = {}
+    for extra in ENOUGH:
+        for requirement in extras()[extra]:
+            bounds.setdefault(re.split(r"[\[><=]", requirement)[0], set()).add(requirement)
+    assert {name: found for name, found in bounds.items() if len(found) > 1} == {}

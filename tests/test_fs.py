@@ -100,6 +100,18 @@ def test_what_is_missing_is_named() -> None:
         names(Store("memory://x"))
 
 
+@pytest.mark.parametrize("option", ["fixed_upload_size", "local_expiry_check"])
+def test_an_option_that_s3fs_does_not_know(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old s3fs would take the option, and do nothing."""
+    s3fs = pytest.importorskip("s3fs")
+
+    def older(self: object, *args: object, **kwargs: object) -> None: ...
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "__init__", older)
+    with pytest.raises(ImportError, match=rf"s3fs {s3fs.__version__} does not know {option}.*\[s3\]"):
+        names(Store("s3://bucket", {option: True}))
+
+
 def test_list_is_one_walk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A system call a file, and one a folder: 10**5 files in well under a second."""
     for i in range(3):

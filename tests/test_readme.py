@@ -77,6 +77,20 @@ def test_page(page, tmp_path, monkeypatch):
             reader.paste(snippet)
 
 
+def test_the_matrix_of_versions():
+    """The oldest versions are the bounds of the extras, and the newest are those that .ci/requirements.txt locks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [
+        *project["dependencies"],
+        *(one for extra in set(extras) - {"test", "bench", "dev"} for one in extras[extra]),
+    ]
+    bounds = dict(re.findall(r"^([\w-]+)(?:\[.*\])?>=([\d.]+)", "\n".join(wanted), re.MULTILINE))
+    locked = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / ".ci" / "requirements.txt").read_text(), re.MULTILINE))
+    table = [f"| {name} | {bound} | {locked[name]} |" for name, bound in sorted(bounds.items())]
+    assert "\n".join(table) in (DOCS / "installing.md").read_text(), "\n".join(table)
+
+
 def test_installed_extras_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for page in PAGES:

@@ -207,9 +207,7 @@ def _cat(args: argparse.Namespace) -> dict[str, Any]:
 
 def _mount(args: argparse.Namespace) -> dict[str, Any]:
     if sys.platform == "linux" and not os.path.exists("/dev/fuse"):
-        raise ConfigurationError(
-            "this machine has no /dev/fuse: load the module fuse, or give the container the device"
-        )
+        raise ConfigurationError("there is no /dev/fuse: load the module fuse, or give the container the device")
     if not os.path.isdir(args.folder):
         raise NotADirectoryError(f"{args.folder} is not a folder: make one")
     try:
@@ -218,7 +216,7 @@ def _mount(args: argparse.Namespace) -> dict[str, Any]:
         from ags_fast.filesystem import AgsFileSystem
         from ags_fast.filesystem.mounting import mount
     except ImportError as error:
-        raise lacks("a mount", "fusepy", "mount", error) from None
+        raise lacks("a mount", "fusepy", "files", error) from None
     except OSError as error:
         raise ConfigurationError(f"{error}: install libfuse 2 (on Debian: apt-get install libfuse2 fuse)") from None
     interrupts.drop()

@@ -85,7 +85,8 @@ def engine(args: argparse.Namespace) -> Any:
     try:
         session = builder.getOrCreate()
     except Exception as error:
-        raise ConfigurationError(f"Spark does not start: {str(error).strip().partition(chr(10))[0]}") from None
+        why = str(error).strip().partition("\n")[0].replace("[JAVA_GATEWAY_EXITED]", "it needs Java 17 or newer.")
+        raise ConfigurationError(f"Spark does not start: {why}") from None
     interrupts.take()  # Spark has taken it
     return SparkEngine(session)
 

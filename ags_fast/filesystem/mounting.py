@@ -1,4 +1,4 @@
-"""A dataset as a folder of this machine, by FUSE and fusepy (the extra `mount`); read-only."""
+"""A dataset as a folder of this machine, by FUSE and fusepy (the extra `files`); read-only."""
 
 from __future__ import annotations
 

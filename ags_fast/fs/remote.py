@@ -11,6 +11,8 @@ import errno
 import os
 import re
 from functools import partial
+from importlib import import_module
+from inspect import signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +23,7 @@ from ags_fast.fs.paths import temporary_tag
 from ags_fast.fs.ranges import Later, RangeReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ags_fast.fs.base import LeftOut
     from ags_fast.fs.ranges import _Answer
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Looked", "RemoteStore", "entry_of", "file_exists", "replaced"]
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # the extra that brings what URLs of a scheme need
-EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure-storage")
-S3FS, BOTOCORE = (2026, 3), (1, 36)  # the first that can do all that is asked of them
+EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
+# An older one leaves conditions out of requests. So creation would be unconditional, and of two writers both would win.
+BOTOCORE = 1, 36
 CONNECTIONS = 16  # kept for stores with the same options
 FOLDER_ROOT = re.compile(r"(\w+::)*dir(:/+)?::")  # the root of fsspec's DirFileSystem, perhaps behind a cache
 STATUS = "ags-status"  # added to the headers of S3's answers
@@ -184,17 +187,16 @@ class RemoteStore(Store):
 _connections: dict[tuple[int, str, str], tuple[Any, str]] = {}
 
 
-def _check_s3() -> None:
-    """Raise ImportError for packages that are too old. s3fs leaves out of a request what botocore does not know.
-
-    So an old botocore would make creation unconditional, and of two writers both would win.
-    """
+def _check_s3(options: Collection[str]) -> None:
+    """Raise ImportError for packages that are too old: s3fs ignores options, and conditions, that are not known."""
     import botocore
     import s3fs
 
-    for package, least in ((s3fs, S3FS), (botocore, BOTOCORE)):
-        if tuple(map(int, package.__version__.split(".")[:2])) < least:
-            raise ImportError(f"{package.__name__} {package.__version__} is older than {least[0]}.{least[1]}")
+    for name in {"fixed_upload_size", "local_expiry_check"}.intersection(options):
+        if name not in signature(s3fs.S3FileSystem.__init__).parameters:
+            raise ImportError(f"s3fs {s3fs.__version__} does not know {name}")
+    if tuple(map(int, botocore.__version__.split(".")[:2])) < BOTOCORE:
+        raise ImportError(f"botocore {botocore.__version__} is older than {BOTOCORE[0]}.{BOTOCORE[1]}")
 
 
 def _config(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,13 +232,11 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         from fsspec.utils import tokenize
 
         if extra == "s3":
-            _check_s3()
-        elif extra == "gcs":
-            import gcsfs  # noqa: F401 (to tell which package is missing)
-        elif extra == "azure-storage":
-            import adlfs  # noqa: F401 (as above)
+            _check_s3(options)
+        elif extra is not None:
+            import_module({"gcs": "gcsfs", "azure": "adlfs"}[extra])  # to tell which package is missing
         place = url if extra is None else extra
-        if extra == "azure-storage":
+        if extra == "azure":
             place = "/".join(url.split("/")[:3])  # may name the account
         key = (os.getpid(), place, tokenize(options))
         found = _connections.get(key)
@@ -258,9 +258,8 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         else:
             root = root or fs.root_marker  # with which names in listings begin
     except ImportError as error:
-        if extra is None:
-            raise ImportError(f"{scheme} URLs need fsspec, and its package for such URLs: {error}") from error
-        raise ImportError(f"{scheme} URLs need the extra {extra} ({error}): {install(extra)}") from error
+        needs = "fsspec, and its package for such URLs" if extra is None else f"the extra {extra}"
+        raise ImportError(f"{scheme} URLs need {needs} ({error}): {install(extra or 'files')}") from error
     return fs, root
 
 

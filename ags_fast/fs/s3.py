@@ -52,7 +52,7 @@ class _Upload(Upload):
         self._bucket, self._key = bucket, bucket.key(path)
         self._id: dict[str, str] = {}  # UploadId, once there is one
         fs, _ = bucket.connect()
-        self._fixed = bool(fs.fixed_upload_size)
+        self._fixed = bool(getattr(fs, "fixed_upload_size", False))  # an old s3fs has no such option
         self._marked = {"Metadata": {**fs.s3_additional_kwargs.get("Metadata", {}), WRITER: self.writer}}
 
     def _part_size(self) -> int:
@@ -191,7 +191,7 @@ class S3Store(ObjectStore):
         return Entry(path, found["ContentLength"], found["ETag"], found["LastModified"].timestamp())
 
     def _if(self, stamp: str | None) -> dict[str, str]:
-        return {"IfMatch": stamp} if stamp and not self.connect()[0].local_expiry_check else {}
+        return {"IfMatch": stamp} if stamp and not getattr(self.connect()[0], "local_expiry_check", False) else {}
 
     async def _fetch(self, path: str, stamp: str | None, begin: int, end: int) -> Fetched:
         found = await self.ask("get_object", **self.key(path), Range=span(begin, end), **self._if(stamp))

@@ -113,7 +113,7 @@ class ServiceKms(KmsClient, Generic[ConnectionT]):
             _check_url(self.endpoint_property, properties[self.endpoint_property])
         for package in self.packages:
             if not _installed(package):
-                raise lacks(f"the KMS {self.provider}", package, self.provider)
+                raise lacks(f"the KMS {self.provider}", package)
         super().initialize(properties)
 
     def close(self) -> None:
