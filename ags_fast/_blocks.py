@@ -31,7 +31,7 @@ REQUEST_NBYTES = 64 << 20  # the largest single read of a source that is not a d
 class OpenBlocks(Cursor):
     """Opens the blocks that a read wants, ahead of a steady cursor also later ones, and keeps some of them.
 
-    Threads may share it. The cache has no lock, which a fork could leave held: each step is atomic under the GIL.
+    Threads may share it. The cache has no lock, which a fork could leave held: each step is atomic by itself.
     """
 
     __slots__ = (
@@ -320,5 +320,5 @@ class OpenBlocks(Cursor):
         while len(self._cache) > max(1, CACHE_NBYTES // max(self._block_size, SPAN_NBYTES)):
             try:
                 del self._cache[next(iter(self._cache))]
-            except (KeyError, RuntimeError):  # another thread has removed it
+            except (KeyError, RuntimeError, StopIteration):  # another thread has removed it
                 continue

@@ -1,9 +1,11 @@
-# cython: language_level=3, binding=True, autotestdict=False
+# cython: language_level=3, binding=True, autotestdict=False, freethreading_compatible=True
 """The binding: holds buffers, checks sizes, makes one call without the GIL, turns one status into one exception.
 
 Formats and streams are above the binding, cryptography and threads below. csrc counts messages and keeps threads once
 in a process, so there is one extension module; the half for Parquet is the text of _core_parquet.pxi
 and _core_chunks.pxi.
+
+Objects that threads share are changed in critical sections. These are nothing where there is a GIL, which is held then.
 """
 
 cimport cython
@@ -141,7 +143,7 @@ cdef class Descriptor:
     never waits. A `with` block counts as a call in flight. It gives the number, which must not be kept.
     """
 
-    # Read and written with the GIL held, and never across a call that could let go of it.
+    # Changed in critical sections, and never across a call that could let go of one, or of the GIL.
     cdef int _fd, _calls
     cdef bint _closed
 
@@ -155,21 +157,23 @@ cdef class Descriptor:
     def __repr__(self):
         return f"<ags_fast descriptor{', closed' if self._closed else ''}>"
 
+    @cython.critical_section
     cdef int _take(self) except -1:
         if self._closed:
             raise ValueError("I/O operation on closed file")
         self._calls += 1
         return self._fd
 
-    cdef int _give_back(self) except -1:
-        self._calls -= 1
-        return self._close_if_idle()
-
-    cdef int _close_if_idle(self) except -1:
-        cdef int fd = self._fd, os_error
-        if not self._closed or self._calls > 0 or fd < 0:
+    cdef int _give_back(self, int calls=1) except -1:
+        """End calls. Closes the file if it was to be closed after them."""
+        cdef int fd = -1, os_error
+        with cython.critical_section(self):
+            self._calls -= calls
+            if self._closed and self._calls == 0:
+                fd = self._fd
+                self._fd = -1
+        if fd < 0:
             return 0
-        self._fd = -1
         with nogil:
             os_error = errno if _close(fd) != 0 else 0
         if os_error != 0 and os_error != EINTR:
@@ -189,7 +193,7 @@ cdef class Descriptor:
     def close(self):
         """Let no further call begin, and close the file once no call is in flight. Returns whether it is closed now."""
         self._closed = True
-        self._close_if_idle()
+        self._give_back(0)
         return self._fd < 0
 
 
@@ -491,7 +495,7 @@ cdef class Pending:
     """Plaintext that a writer has taken and not yet sealed, and the turn to work on it. One thread has the turn.
 
     A `with` block waits for the turn. Inside of its own block a thread cannot get the turn again (RuntimeError): only
-    a signal handler would ask. `add` needs no turn, because it ends before another thread can run.
+    a signal handler would ask. `add` needs no turn, because it ends before another thread can take the turn.
     """
 
     cdef public bytearray buffer  # its first `filled` bytes are pending
@@ -509,12 +513,21 @@ cdef class Pending:
 
         Returns the size of `data` in bytes, or -1 if nothing was done.
         """
-        cdef memoryview view = _hold(data, False)
+        return self._add(_hold(data, False))
+
+    @cython.critical_section
+    cdef Py_ssize_t _add(self, memoryview view) except -2:
         if self.busy or self._over or <Py_ssize_t> _nbytes(view) >= PyByteArray_GET_SIZE(self.buffer) - self.filled:
             return -1
         memcpy(PyByteArray_AS_STRING(self.buffer) + self.filled, _data(view), _nbytes(view))
         self.filled += _nbytes(view)
-        return _nbytes(view)
+        return <Py_ssize_t> _nbytes(view)
+
+    @cython.critical_section
+    cdef int _begin(self) except -1:
+        """Have the turn. From here on no `add` is under way."""
+        self.busy = True
+        return 0
 
     def end(self):
         """Make every further `add` return -1."""
@@ -524,7 +537,7 @@ cdef class Pending:
         """Take the turn if it is free, and return whether it was. Give it back with `__exit__`."""
         if self.busy or not self._turn.acquire(False):
             return False
-        self.busy = True
+        self._begin()
         return True
 
     def __enter__(self):
@@ -532,7 +545,7 @@ cdef class Pending:
         if self.busy:
             self._turn.release()
             raise RuntimeError("reentrant call: a signal handler cannot write or close what it has interrupted")
-        self.busy = True
+        self._begin()
 
     def __exit__(self, *error):
         self.busy = False
@@ -709,15 +722,22 @@ cdef class _Run:
             (<Descriptor> file)._give_back()
         return _check(status, "the run")
 
-    cdef bint done(self):
+    @cython.critical_section
+    cdef bint done(self) except -1:
         return self._run == NULL or agsf_ahead_done(self._run)
 
-    cdef agsf_ahead_end finish(self, bint wanted, uint8_t *into) except *:
+    @cython.critical_section
+    cdef agsf_ahead *_taken(self):
+        """The run, for one of the threads that finish it, and NULL for the others."""
         cdef agsf_ahead *run = self._run
+        self._run = NULL
+        return run
+
+    cdef agsf_ahead_end finish(self, bint wanted, uint8_t *into) except *:
+        cdef agsf_ahead *run = self._taken()
         cdef agsf_ahead_end end
         if run == NULL:
             return AGSF_AHEAD_FAILED
-        self._run = NULL  # of two threads, one finishes
         with nogil:
             end = agsf_ahead_finish(run, wanted, into)
         if type(self._file) is Descriptor:
@@ -753,6 +773,7 @@ cdef class Ahead:
         self._threads, self._helped, self._runs = threads, helped, []
         self._unit, self._most, self._count = most // threads, 2 * most if helped else most, 1
 
+    @cython.critical_section
     def plan(self, Py_ssize_t lo, Py_ssize_t hi, bint in_part):
         """Return the block to stop at instead of `hi`: farther each time that a cursor goes on where it stopped."""
         cdef Py_ssize_t blocks = -(-self._length // <Py_ssize_t> self._block_size)
@@ -764,35 +785,41 @@ cdef class Ahead:
 
     cdef int _start(self, object reader, Py_ssize_t wanted) except -1:
         """Let helpers begin further runs for a cursor that reads `wanted` bytes at a time."""
-        cdef Py_ssize_t begin, nbytes
-        cdef agsf_run run
-        cdef _Run begun
         if not self._helped or self._count <= self._unit:
             return 0
         if 2 * wanted >= self._most * <Py_ssize_t> self._block_size:  # a read that gives all threads work by itself
             return 0
-        source = reader._file.fetch(0, 0)[0]
-        begin = self.end * self._block_size
-        while (len(self._runs) + 1) * self._unit <= self._count and begin < self._length:
+        return self._open_from(reader._file.fetch(0, 0)[0])
+
+    @cython.critical_section
+    cdef int _open_from(self, object source) except -1:
+        cdef Py_ssize_t first, begin, nbytes
+        cdef agsf_run run
+        cdef _Run begun
+        while (len(self._runs) + 1) * self._unit <= self._count:
+            first, begin = self.end, self.end * <Py_ssize_t> self._block_size
+            if begin >= self._length:
+                break
             nbytes = min(self._length - begin, self._unit * <Py_ssize_t> self._block_size)
-            run = self._key._run(self._prefix, self._block_size, self.end, self._threads)
-            run.fd_offset = AGS1_HEADER_NBYTES + self.end * (self._block_size + AGSF_OVERHEAD_NBYTES)
+            run = self._key._run(self._prefix, self._block_size, first, self._threads)
+            run.fd_offset = AGS1_HEADER_NBYTES + first * (self._block_size + AGSF_OVERHEAD_NBYTES)
             begun = _Run()
             begun.begin(self._key, self._prefix, _new_bytes(nbytes), &run, source, False)
             self._runs.append(begun)
-            self.end += self._unit
-            begin += nbytes
+            self.end = first + self._unit
         return 0
 
+    @cython.critical_section
     cdef _Run take(self, Py_ssize_t offset):
         """The first run, if it begins at `offset`; otherwise the cursor is elsewhere, and all are dropped."""
         cdef list runs = self._runs
         if runs and (<_Run> runs[0])._offset == offset:
             self._count = min(2 * self._count, self._most)
             return runs.pop(0)
-        self.drop()
+        self._runs = []
         return None
 
+    @cython.critical_section
     def drop(self):
         """Wait for the threads that open something, and release all of it."""
         self._runs = []

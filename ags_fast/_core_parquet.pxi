@@ -484,6 +484,7 @@ cdef class PageRun:
         self._raw.header, self._raw.header_nbytes = bigger, room
         return 0
 
+    @cython.critical_section
     def feed(self, data, bint is_all, out=None):
         """Pass the input that follows, whether nothing comes after it, and room for output."""
         if self._running:
@@ -500,6 +501,14 @@ cdef class PageRun:
             _refuse_overlap(self._raw.data, self._raw.in_nbytes, self._raw.out, self._raw.out_nbytes)
         self._raw.stop = AGSF_STOP_NOT
         self.stop = AGSF_STOP_NOT
+
+    @cython.critical_section
+    cdef bint _begin(self) except -1:
+        """Whether this thread runs it now. No other thread does until it has `_ended`."""
+        if self._running:
+            return False
+        self._running = True
+        return True
 
     cdef bint _again(self) except -1:
         """Take note of a run. Returns whether it stopped only for more room here, and so goes on."""
@@ -619,9 +628,8 @@ def run_pages(list runs not None, unsigned threads):
     try:
         for i in range(n):
             run = held[i]
-            if run is None or run._running:
+            if run is None or not run._begin():
                 raise ValueError("each PageRun is run once at a time")
-            run._running = True
             running.append(run)
             raw[i] = &run._raw
         while again:

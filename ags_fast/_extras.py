@@ -11,25 +11,17 @@ if TYPE_CHECKING:
 
 __all__ = ["explained", "explaining", "install", "lacks", "require"]
 
-EXTRAS = {  # by the package that a part imports
-    "adlfs": "azure",
-    "azure": "azure",
-    "boto3": "s3",
-    "fastavro": "files",
-    "fsspec": "files",
-    "fuse": "files",
-    "gcsfs": "gcs",
-    "google": "gcs",
-    "google_crc32c": "gcs",
-    "hvac": "kms",
-    "pkcs11": "kms",
-    "pyarrow": "files",
-    "pyiceberg": "iceberg",
-    "pyspark": "spark",
-    "requests": "gcs",
-    "s3fs": "s3",
-    "sqlalchemy": "sql",
+PACKAGES = {  # that parts import, by the extra that brings them
+    "azure": ("adlfs", "azure"),
+    "files": ("fastavro", "fsspec", "fuse", "pyarrow"),
+    "gcs": ("gcsfs", "google", "google_crc32c", "requests"),
+    "iceberg": ("pyiceberg",),
+    "kms": ("hvac", "pkcs11"),
+    "s3": ("boto3", "s3fs"),
+    "spark": ("pyspark",),
+    "sql": ("sqlalchemy",),
 }
+EXTRAS = {package: extra for extra, packages in PACKAGES.items() for package in packages}
 
 
 def install(extra: str) -> str:

@@ -401,7 +401,7 @@ def test_chained_urls(options: dict[str, Any], kms: dict[str, str], tmp_path: Pa
     for url in (f"ags://b/c.csv::file://{folder}", f"ags://b/c.csv::{folder}", f"ags:///b/c.csv::local://{folder}"):
         with fsspec.open(url, **ags) as file:
             assert file.read() == DATA
-    fs, path = fsspec.url_to_fs(f"ags::file://{folder}", **ags)
+    fs, path = fsspec.core.url_to_fs(f"ags::file://{folder}", **ags)
     assert (path, fs.ls(path, detail=False)) == ("", ["a.csv", "b", "t.parquet"])
     assert fsspec.filesystem("dir", path="b", fs=fs).cat("c.csv") == DATA
     with fsspec.open("ags://packed.zip", "wb", **options) as file, zipfile.ZipFile(file, "w") as packed:

@@ -638,13 +638,14 @@ def test_a_missing_package(name: str) -> None:
         "vault": {"vault.address": "https://vault"},
         "pkcs11": {"kms.pkcs11.library": "x.so", "kms.pkcs11.token-label": "t", "kms.pkcs11.pin-env": "PIN"},
     }
+    extra = {"aws": "s3", "gcp": "gcs", "azure": "azure"}.get(name, "kms")
     packages = find_class(PROVIDERS[name]).packages
     assert packages
     for package in packages:
         real = importlib.util.find_spec
         with (
             mock.patch("importlib.util.find_spec", lambda asked: None if asked == package else real(asked)),  # noqa: B023
-            pytest.raises(ImportError, match=rf"{package}.*pip install '.*\[{name}\]'"),
+            pytest.raises(ImportError, match=rf"{package}.*pip install '.*\[{extra}\]'"),
         ):
             load_kms({"encryption.kms-type": name, **needed.get(name, {})})
 

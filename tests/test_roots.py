@@ -185,7 +185,7 @@ SYSTEMS = [
 def test_consumers_of_parquet_filesystem(url: str, parquets: Path) -> None:
     pandas = pytest.importorskip("pandas")
     url = url.format(p=parquets)
-    fs, root = fsspec.url_to_fs(url)
+    fs, root = fsspec.core.url_to_fs(url)
     plain = parquet.filesystem(KEYS, fs=fs)
     above = f"{root}/" if root or url.startswith("memory") else ""
     expected = [above + name for name in NAMES]

@@ -147,7 +147,7 @@ class _Partition:
 
 def _check_packages() -> None:
     """Raise ImportError if the packages that ``mapInArrow`` needs in the caller's process are missing or too old."""
-    for name, least in (("pyarrow", (15, 0)), ("pandas", (2, 2))):
+    for name, least in (("pyarrow", (18, 0)), ("pandas", (2, 2))):
         try:
             found = version(name)
         except PackageNotFoundError:
