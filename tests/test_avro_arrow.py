@@ -115,6 +115,8 @@ def table(plain: bytes, decoder: str = "auto", **options: Any) -> Any:
 
 def rows_of(found: Any) -> list[Any]:
     """The rows, with maps as dicts."""
+    if int(pa.__version__.partition(".")[0]) < 20:
+        pytest.skip("pyarrow makes dicts of maps since 20")
     return found.to_pylist(maps_as_pydicts="lossy")
 
 

@@ -121,7 +121,10 @@ def test_no_key_leaves(options: dict[str, Any], kms: dict[str, str]) -> None:
             repr(fs.storage_args),
             fs._fs_token,
         ]
-        shown += [fs.to_json(), json.dumps(fs.to_dict()), repr(fs.__dict__), repr(fs._handle), repr(fs.transaction)]
+        shown += [fs.to_json(), repr(fs.__dict__), repr(fs._handle), repr(fs.transaction)]
+        if hasattr(fs, "to_dict"):  # an old fsspec has no such method
+            shown.append(json.dumps(fs.to_dict()))
+            assert type(fs).from_dict(fs.to_dict()) is fs
         pickled = pickle.dumps(fs) + pickle.dumps(file) + pickle.dumps(fsspec.open("ags://a.csv", **options))
         with pytest.raises(TypeError, match="pickled"):
             pickle.dumps(new)
@@ -133,7 +136,6 @@ def test_no_key_leaves(options: dict[str, Any], kms: dict[str, str]) -> None:
     assert fs.storage_options["kms"] == kms
     assert pickle.loads(pickle.dumps(fs)).cat("b/c.csv") == DATA
     assert type(fs).from_json(fs.to_json()).cat("a.csv") == b"1,2\n"
-    assert type(fs).from_dict(fs.to_dict()) is fs
     with pytest.raises(ZeroDivisionError), fs.transaction:
         raise ZeroDivisionError
 

@@ -228,7 +228,7 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     scheme = url.partition(":")[0]
     extra = EXTRAS.get(scheme) if "::" not in url else None
     try:
-        from fsspec.core import url_to_fs
+        import fsspec
         from fsspec.utils import tokenize
 
         if extra == "s3":
@@ -245,7 +245,7 @@ def _connect(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             own: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
             if extra == "s3":  # botocore's default of ten would keep requests of files and of their ranges waiting
                 own["config_kwargs"] = _config(options.get("config_kwargs") or {})
-            made = url_to_fs(url, **{**options, **own})
+            made = fsspec.core.url_to_fs(url, **{**options, **own})
             mine = [other for other in list(_connections) if other[0] == key[0]]
             for old in mine[: max(0, len(mine) + 1 - CONNECTIONS)]:
                 _connections.pop(old, None)

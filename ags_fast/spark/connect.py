@@ -153,5 +153,4 @@ def _check_packages() -> None:
         except PackageNotFoundError:
             raise lacks("Spark Connect", name, "spark") from None
         if tuple(map(int, found.split(".")[:2])) < least:
-            needed = ".".join(map(str, least))
-            raise lacks("Spark Connect", f"{name} {needed} or newer", "spark", f"{found} is installed")
+            raise lacks("Spark Connect", f"{name} {least[0]}.{least[1]} or newer", "spark", f"{found} is installed")

@@ -10,6 +10,8 @@ import fastavro.write
 import pyarrow as pa
 from pyspark.sql import types as t
 
+from ags_fast._extras import lacks
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -18,12 +20,8 @@ __all__ = ["AvroFile", "AvroFormat", "avro_schema"]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 SYNC_NBYTES = 64 << 10  # of a block, before compression: 64,000 in Avro's Java library
 CODECS = {"uncompressed": "null", "none": "null", "zstd": "zstandard"}
-NEEDS = {
-    "null": (),
-    "deflate": (),
-    "snappy": ("cramjam",),
-    "zstandard": ("zstandard", "backports.zstd", "compression.zstd"),
-}
+NEEDS: dict[str, tuple[str, ...]] = {"null": (), "deflate": (), "snappy": ("cramjam",)}
+NEEDS |= {"zstandard": ("zstandard", "backports.zstd", "compression.zstd")}
 ROWS = 10_000  # that are Python objects at a time
 PLAIN: dict[type[t.DataType], Any] = {
     t.BooleanType: "boolean",
@@ -59,6 +57,8 @@ class AvroFormat:
             raise ValueError(f"the option codec is null, deflate, snappy or zstandard, not {codec!r}")
         if NEEDS[codec] and not any(map(_installed, NEEDS[codec])):
             raise ValueError(f"the codec {codec} needs a package: pip install {NEEDS[codec][0]}")
+        if "map<" in schema.simpleString() and int(pa.__version__.partition(".")[0]) < 20:  # the first with such dicts
+            raise lacks("a map in Avro", "pyarrow 20 or newer", "spark", f"{pa.__version__} is installed")
         self.codec = codec
         self.suffix = ".avro"
         self.schema = schema
@@ -96,7 +96,8 @@ class AvroFile:
 def records(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
     """Return rows as fastavro takes them."""
     names = batch.schema.names
-    columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
+    options = {"maps_as_pydicts": "strict"} if "map<" in str(batch.schema) else {}
+    columns = [column.to_pylist(**options) for column in batch.columns]
     return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
