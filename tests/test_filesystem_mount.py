@@ -89,4 +89,4 @@ def test_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/fuse" or exists(path))
     monkeypatch.setitem(sys.modules, "fuse", None)
     assert main(arguments(tmp_path / "data", kms, tmp_path)) == 6
-    assert "[mount]'" in capsys.readouterr().err
+    assert "[files]'" in capsys.readouterr().err
