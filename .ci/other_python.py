@@ -2,7 +2,7 @@
 
 usage: python .ci/other_python.py 3.15|3.14t
 
-Nothing is installed. A Python such as 3.15 is Debian's of a newer release, with the libc beside it. A free-threaded
+The exit code is 3 if this machine's mirror does not have it. Nothing is installed. A Python such as 3.15 is Debian's of a newer release, with the libc beside it. A free-threaded
 one, such as 3.14t, is compiled from Debian's source package (3 to 10 minutes), because Debian has none.
 """
 
@@ -55,7 +55,8 @@ def unpacked(apt: object, version: str, work: Path, home: Path) -> None:
     name = f"python{version}"
     wanted = ["install", "--download-only", "--no-install-recommends", "--yes", name, f"lib{name}-dev"]
     if apt.run("apt-get", *wanted).returncode:
-        sys.exit(f"Debian {SUITE} has no {name}:\n{apt.said}")
+        print(f"Debian {SUITE} has no {name}:\n{apt.said}", file=sys.stderr)
+        sys.exit(3)
     root = work / "root"
     for package in (apt.folder / "cache/archives").glob("*.deb"):
         if not package.name.startswith(HEADERS):
@@ -92,7 +93,8 @@ def main(version: str) -> None:
                 with names["Apt"](SUITE) as apt:
                     (compiled if free else unpacked)(apt, version.rstrip("t"), work, home)
             except names["SetupError"] as error:
-                sys.exit(str(error))
+                print(error, file=sys.stderr)
+                sys.exit(3)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
     print(python)
