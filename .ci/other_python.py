@@ -2,8 +2,9 @@
 
 usage: python .ci/other_python.py 3.15|3.14t
 
-The exit code is 3 if this machine's mirror does not have it. Nothing is installed. A Python such as 3.15 is Debian's of a newer release, with the libc beside it. A free-threaded
-one, such as 3.14t, is compiled from Debian's source package (3 to 10 minutes), because Debian has none.
+Nothing is installed. A Python such as 3.15 is Debian's of a newer release, with the libc beside it. A free-threaded
+one, such as 3.14t, is compiled from Debian's source package (3 to 10 minutes), because Debian has none. The exit code
+is 3 if this machine's mirror does not have it.
 """
 
 import fcntl
