@@ -53,7 +53,7 @@ static void put_int(sink *self, const agsf_avro_array *array, size_t at) {
         memcpy(&narrow, array->values + at * sizeof(narrow), sizeof(narrow));
         wide = narrow;
     } else {
-        wide = (int8_t)array->values[at];
+        wide = array->values[at] < 0x80 ? array->values[at] : array->values[at] - 0x100;
     }
     put_number(self, wide);
 }
