@@ -232,6 +232,7 @@ cdef extern from "agsf_avro.h" nogil:
         AGSF_AVRO_RECORD
         AGSF_AVRO_INT
         AGSF_AVRO_ENUM
+        AGSF_AVRO_DECIMAL
     agsf_status agsf_avro_pick(const int32_t *program, size_t length, const uint8_t *data, size_t nbytes,
                                size_t records, size_t slots, int64_t *values)
     ctypedef enum agsf_avro_kind:
@@ -247,3 +248,16 @@ cdef extern from "agsf_avro.h" nogil:
         uint8_t *valid
     agsf_status agsf_avro_columns(const uint8_t *data, size_t nbytes, size_t records, size_t row,
                                   const agsf_avro_column *columns, size_t ncolumns)
+    ctypedef struct agsf_avro_array:
+        agsf_avro_kind kind
+        bint optional
+        size_t size
+        size_t count
+        size_t first
+        size_t rows
+        const uint8_t *valid
+        const int32_t *offsets
+        const uint8_t *values
+        size_t nbytes
+    agsf_status agsf_avro_records(const agsf_avro_array *arrays, size_t count, size_t row, size_t end, size_t limit,
+                                  uint8_t *out, size_t room, size_t *rows_ret, size_t *nbytes_ret)

@@ -2,7 +2,7 @@
 
 AVRO_NULL, AVRO_NUMBER, AVRO_BYTES, AVRO_FIXED = AGSF_AVRO_NULL, AGSF_AVRO_NUMBER, AGSF_AVRO_BYTES, AGSF_AVRO_FIXED
 AVRO_ITEMS, AVRO_UNION, AVRO_RECORD = AGSF_AVRO_ITEMS, AGSF_AVRO_UNION, AGSF_AVRO_RECORD
-AVRO_INT, AVRO_ENUM = AGSF_AVRO_INT, AGSF_AVRO_ENUM
+AVRO_INT, AVRO_ENUM, AVRO_DECIMAL = AGSF_AVRO_INT, AGSF_AVRO_ENUM, AGSF_AVRO_DECIMAL
 
 
 def avro_pick(program, data, size_t records, size_t slots):
@@ -84,6 +84,74 @@ def avro_columns(blocks, fields):
         if made[i] is not None and columns[i].offsets != NULL:
             made[i][2] = memoryview(made[i][2])[: columns[i].offsets[rows]]
     return [buffers for buffers in made if buffers is not None]
+
+
+cdef const uint8_t *_of_rows(list held, object buffer, size_t rows, size_t bits) except NULL:
+    """The data of a buffer of Arrow that has as many bits for each row. It is held in place."""
+    cdef memoryview view = _hold(b"" if buffer is None else buffer, False)
+    if rows > (<size_t> 1 << 40) or _nbytes(view) < (rows * bits + 7) // 8:
+        raise ValueError(f"a buffer of {_nbytes(view)} bytes has no {rows} rows of {bits} bits")
+    held.append(view)
+    return _data(view)
+
+
+cdef int _array(agsf_avro_array *array, tuple given, list held) except -1:
+    """Tell the engine of an array."""
+    cdef size_t rows
+    cdef int kind
+    kind, array.optional, array.size, array.count, array.first, array.rows, buffers = given
+    array.kind = <agsf_avro_kind> kind
+    rows = array.first + array.rows
+    if array.first > rows or array.size > 1 << 30:
+        raise ValueError("an array has too many rows, or too large values")
+    if buffers[0] is not None:
+        array.valid = _of_rows(held, buffers[0], rows, 1)
+    if kind == AGSF_AVRO_BYTES or kind == AGSF_AVRO_ITEMS:
+        array.offsets = <const int32_t *> _of_rows(held, buffers[1], rows + 1 if array.rows else 0, 32)
+    elif kind == AGSF_AVRO_INT and array.size not in (1, 2, 4):
+        raise ValueError("an int has 1, 2 or 4 bytes")
+    elif kind in (AGSF_AVRO_NUMBER, AGSF_AVRO_INT, AGSF_AVRO_FIXED, AGSF_AVRO_DECIMAL):
+        width = {AGSF_AVRO_NUMBER: 8, AGSF_AVRO_DECIMAL: 16}.get(kind, array.size)
+        array.values = _of_rows(held, buffers[1], rows, 8 * width or 1)
+    if kind == AGSF_AVRO_BYTES:
+        array.values = _of_rows(held, buffers[2], 0, 0)
+        array.nbytes = _nbytes(held[-1])
+    return 0
+
+
+def avro_records(arrays, size_t row, size_t end, size_t limit):
+    """Encode rows of Arrow's arrays as records, from `row` to `end`, until they have `limit` bytes: see agsf_avro_records.
+
+    An array is (kind, whether it is a union with null, size, how many arrays it and those inside of it are, which row
+    of the buffers is the first, how many rows there are, Arrow's buffers). Those inside of an array follow.
+
+    Returns:
+        How many rows, one at least, and their bytes.
+
+    Raises:
+        ValueError: A value is null, or a decimal too large, where its type in Avro does not have it; or the arrays are
+            nested more than 32 deep, or are none.
+    """
+    cdef agsf_status status
+    cdef size_t count = len(arrays), room = limit + 4096, rows = 0, nbytes = 0, i
+    cdef bytearray table = bytearray(count * sizeof(agsf_avro_array))
+    cdef agsf_avro_array *found = <agsf_avro_array *> PyByteArray_AS_STRING(table)
+    cdef list held = []
+    cdef bytes out
+    cdef uint8_t *data
+    for i in range(count):
+        _array(&found[i], arrays[i], held)
+    while True:
+        out = _new_bytes(<Py_ssize_t> room)
+        data = <uint8_t *> PyBytes_AS_STRING(out)
+        with nogil:
+            status = agsf_avro_records(found, count, row, end, limit, data, room, &rows, &nbytes)
+        if status != AGSF_OK:
+            raise ValueError("the rows cannot be written as Avro: a value is null, or a decimal has too many digits, where "
+                             "the schema does not allow it, or columns are nested more than 32 deep")
+        if rows or row >= end:
+            return rows, memoryview(out)[:nbytes]
+        room *= 2
 
 
 cdef size_t _avro_number(const uint8_t *data, size_t nbytes, size_t at, int64_t *value) except? 0:

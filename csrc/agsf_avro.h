@@ -1,6 +1,6 @@
 /*
- * agsf_avro.h - fields of Avro records: found without decoding the rest, or decoded to columns. See agsf.h for the
- * conventions.
+ * agsf_avro.h - fields of Avro records: found without decoding the rest, decoded to columns, or encoded from columns.
+ * See agsf.h for the conventions.
  *
  * A schema is compiled, outside of the engine, to a program: int32 numbers, one node behind the other. A node is
  *
@@ -31,6 +31,7 @@ typedef enum agsf_avro_kind {
     AGSF_AVRO_RECORD,
     AGSF_AVRO_INT,
     AGSF_AVRO_ENUM,
+    AGSF_AVRO_DECIMAL, /* of agsf_avro_array only: a fixed that is a decimal */
 } agsf_avro_kind;
 
 /*
@@ -68,5 +69,33 @@ typedef struct agsf_avro_column {
  */
 agsf_status agsf_avro_columns(const uint8_t *data, size_t nbytes, size_t records, size_t row,
                               const agsf_avro_column *columns, size_t ncolumns) AGSF_MUST_CHECK;
+
+/*
+ * An array in Arrow's layout, which becomes a field of records, or the items of one. What is inside of it follows: of
+ * _ITEMS the array of the items, or of a map the keys and the values; of _RECORD its fields.
+ */
+typedef struct agsf_avro_array {
+    agsf_avro_kind kind;    /* AGSF_AVRO_NULL, _NUMBER, _INT, _BYTES, _FIXED, _DECIMAL, _ITEMS or _RECORD */
+    bool optional;          /* Avro has a union of the type and null, in this order */
+    size_t size;            /* bytes of a value: of _INT 1, 2 or 4 in Arrow; of _FIXED, 0 for a boolean, which takes a
+                               bit in Arrow; of _DECIMAL in Avro, 16 at most: it is a decimal128 in Arrow */
+    size_t count;           /* this array, and those inside of it */
+    size_t first, rows;     /* which row of the buffers is row 0, and how many rows there are from it on */
+    const uint8_t *valid;   /* a bit for each row, whether it has a value; NULL: all have */
+    const int32_t *offsets; /* of _BYTES and _ITEMS: where each row begins in what is inside, and the last one ends */
+    const uint8_t *values;  /* one behind the other: of _NUMBER 8 bytes; of _BYTES those of all rows */
+    size_t nbytes;          /* of _BYTES: how many bytes `values` has */
+} agsf_avro_array;
+
+/*
+ * agsf_avro_records() encodes the rows from `row` on as records, one behind the other, each with a field for each of
+ * the `count` arrays that is not inside of another. It stops behind the row that makes `limit` bytes or more, before a
+ * row that has no room in `out`, and before the row `end`. A number has room where 10 bytes are free.
+ *
+ * AGSF_BAD_ARGUMENT if an array is not as described, or has no such row; if a value is null, or a decimal too large,
+ * where its type in Avro does not have it; or if arrays are nested more than 32 deep. Then `out` is garbage.
+ */
+agsf_status agsf_avro_records(const agsf_avro_array *arrays, size_t count, size_t row, size_t end, size_t limit,
+                              uint8_t *out, size_t room, size_t *rows_ret, size_t *nbytes_ret) AGSF_MUST_CHECK;
 
 #endif

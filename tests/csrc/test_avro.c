@@ -1,9 +1,10 @@
 /*
- * test_avro.c - fields of Avro records, and columns.
+ * test_avro.c - fields of Avro records, and columns, decoded and encoded.
  *
  * Guards: each kind is passed as long as it is, and what a slot names is found; records that are cut anywhere, and
  * counts, lengths and branches that lie, are refused and never read past the end; a program that is none is refused.
- * Columns have each value in its place, zeros for null, and are never written past their room.
+ * Columns have each value in its place, zeros for null, and are never written past their room. Arrays are encoded from
+ * any row on, never past the room, and never read past what they are said to have, however they are changed.
  */
 #include "support.h"
 
@@ -197,6 +198,170 @@ static void check_columns(void) {
     guarded_free(&out.text);
 }
 
+/*
+ * Arrays whose row 0 is row 1 of their buffers. Row by row: -3 and 5; null and "ab"; true and false; shorts -2 and 300;
+ * -1.28 and null, as decimals of 2 bytes; [7, null] and []; {"x": 1 byte} and {}; records of a float, and of nothing.
+ */
+enum { INSIDE_ROWS = 2 };
+static const int64_t NUMBERS[] = {99, -3, 5};
+static const int16_t SHORTS[] = {99, -2, 300};
+static const int32_t TEXTS[] = {0, 1, 1, 3}, LISTS[] = {0, 0, 2, 2}, ITEMS[] = {7, 99}, MAPS[] = {0, 0, 1, 1};
+static const int32_t KEYS[] = {0, 1};
+static const float FLOATS[] = {0.5F, 2};
+static const uint8_t LAST[] = {4}, MIDDLE[] = {2}, FIRST[] = {1}, BYTE[] = {0x80};
+static const uint8_t DECIMALS[48] = {[16] = 0x80, [17] = 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+                                     0xff,        0xff,        0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
+/* clang-format off */
+static const agsf_avro_array ARRAYS[] = {
+    {AGSF_AVRO_NUMBER, false, 0, 1, 1, 2, NULL, NULL, (const uint8_t *)NUMBERS, 0},
+    {AGSF_AVRO_BYTES, true, 0, 1, 1, 2, LAST, TEXTS, (const uint8_t *)"_ab", 3},
+    {AGSF_AVRO_FIXED, false, 0, 1, 1, 2, NULL, NULL, MIDDLE, 0},
+    {AGSF_AVRO_INT, false, 2, 1, 1, 2, NULL, NULL, (const uint8_t *)SHORTS, 0},
+    {AGSF_AVRO_DECIMAL, true, 2, 1, 1, 2, MIDDLE, NULL, DECIMALS, 0},
+    {AGSF_AVRO_ITEMS, false, 0, 2, 1, 2, NULL, LISTS, NULL, 0},
+        {AGSF_AVRO_INT, true, 4, 1, 0, INSIDE_ROWS, FIRST, NULL, (const uint8_t *)ITEMS, 0},
+    {AGSF_AVRO_ITEMS, false, 0, 3, 1, 2, NULL, MAPS, NULL, 0},
+        {AGSF_AVRO_BYTES, false, 0, 1, 0, 1, NULL, KEYS, (const uint8_t *)"x", 1},
+        {AGSF_AVRO_INT, false, 1, 1, 0, 1, NULL, NULL, BYTE, 0},
+    {AGSF_AVRO_RECORD, false, 0, 4, 1, 2, NULL, NULL, NULL, 0},
+        {AGSF_AVRO_FIXED, false, 4, 1, 0, 2, NULL, NULL, (const uint8_t *)FLOATS, 0},
+        {AGSF_AVRO_RECORD, false, 0, 1, 0, 2, NULL, NULL, NULL, 0},
+        {AGSF_AVRO_NULL, false, 0, 1, 0, 2, NULL, NULL, NULL, 0},
+};
+/* clang-format on */
+static const char RECORDS[] = "05"
+                              "02"
+                              "01"
+                              "03"
+                              "00ff80"
+                              "04000e0200"
+                              "020278ff0100"
+                              "0000003f"
+                              "0a"
+                              "00046162"
+                              "00"
+                              "d804"
+                              "02"
+                              "00"
+                              "00"
+                              "00000040";
+
+typedef struct encoded {
+    size_t rows, nbytes;
+    uint8_t bytes[100];
+} encoded;
+
+static agsf_status encode(const agsf_avro_array *arrays, size_t row, size_t limit, size_t room, encoded *out) {
+    guarded buffer = guarded_new(room, AT_END);
+    const agsf_status status =
+        agsf_avro_records(arrays, COUNT(ARRAYS), row, 2, limit, buffer.data, room, &out->rows, &out->nbytes);
+
+    CHECK(out->nbytes <= room && room <= sizeof(out->bytes));
+    memcpy(out->bytes, buffer.data, out->nbytes);
+    guarded_free(&buffer);
+    return status;
+}
+
+static void check_arrays(void) {
+    uint8_t expected[(sizeof(RECORDS) - 1) / 2];
+    const size_t first = 22, room = sizeof(expected) + 10;
+    encoded out;
+
+    from_hex(expected, RECORDS);
+    CHECK_EQUAL(encode(ARRAYS, 0, SIZE_MAX, room, &out), AGSF_OK);
+    CHECK_EQUAL(out.rows, 2);
+    CHECK_EQUAL(out.nbytes, sizeof(expected));
+    CHECK(memcmp(out.bytes, expected, sizeof(expected)) == 0);
+    CHECK_EQUAL(encode(ARRAYS, 1, SIZE_MAX, room, &out), AGSF_OK);
+    CHECK_EQUAL(out.nbytes, sizeof(expected) - first);
+    CHECK(memcmp(out.bytes, expected + first, sizeof(expected) - first) == 0);
+    for (size_t limit = 0; limit < sizeof(expected); limit++) { /* a row that reaches the limit is the last one */
+        checking("a limit of %zu bytes", limit);
+        CHECK_EQUAL(encode(ARRAYS, 0, limit, room, &out), AGSF_OK);
+        CHECK_EQUAL(out.rows, limit <= first ? 1 : 2);
+    }
+    for (size_t less = 0; less < room; less++) {
+        checking("room for %zu bytes", less);
+        CHECK_EQUAL(encode(ARRAYS, 0, SIZE_MAX, less, &out), AGSF_OK);
+        CHECK_EQUAL(out.nbytes, out.rows == 0 ? 0 : out.rows == 1 ? first : sizeof(expected));
+        CHECK(memcmp(out.bytes, expected, out.nbytes) == 0);
+        CHECK(out.rows == 2 || less < sizeof(expected) + 10);
+    }
+    CHECK_EQUAL(encode(ARRAYS, 2, SIZE_MAX, room, &out), AGSF_OK);
+    CHECK_EQUAL(out.rows, 0);
+}
+
+/* What is not as Avro's types say is refused. */
+static void check_refused(void) {
+    static const int32_t backwards[] = {0, 1, 3, 1}, below[] = {0, 1, -1, 3}, behind[] = {0, 0, 3, 3};
+    static const uint8_t sign[48] = {[16] = 0, 0x80}, high[48] = {[18] = 1}, low[48] = {[16] = 0, 0, 0xff, 0xff};
+    agsf_avro_array arrays[COUNT(ARRAYS)];
+    encoded out;
+
+#define REFUSED(index, field, value) \
+    do { \
+        checking("%s", "of " #index " " #field " is " #value); \
+        memcpy(arrays, ARRAYS, sizeof(arrays)); \
+        arrays[index].field = value; \
+        CHECK_EQUAL(encode(arrays, 0, SIZE_MAX, 100, &out), AGSF_BAD_ARGUMENT); \
+    } while (0)
+    REFUSED(0, valid, LAST); /* null, and no union */
+    REFUSED(0, rows, 1);     /* the second row is missing */
+    REFUSED(1, offsets, backwards);
+    REFUSED(1, offsets, below);
+    REFUSED(1, nbytes, 2);
+    REFUSED(4, size, 0); /* a decimal of no bytes */
+    REFUSED(4, size, 17);
+    REFUSED(4, values, sign);
+    REFUSED(4, values, high);
+    REFUSED(4, values, low);
+    REFUSED(5, offsets, behind);
+    REFUSED(5, count, 1); /* a list without items */
+    REFUSED(6, rows, 1);
+    REFUSED(0, kind, AGSF_AVRO_UNION);
+    REFUSED(0, count, 0);
+    REFUSED(13, count, 2); /* more than there are */
+    REFUSED(12, count, 3);
+#undef REFUSED
+}
+
+/* Arrays in arrays, up to 32 deep. */
+static void check_depth(void) {
+    agsf_avro_array arrays[34];
+    size_t rows, nbytes;
+    uint8_t out[10];
+
+    for (size_t depth = 32; depth <= 33; depth++) {
+        for (size_t i = 0; i <= depth; i++) {
+            arrays[i] = (agsf_avro_array){AGSF_AVRO_RECORD, false, 0, depth + 1 - i, 0, 1, NULL, NULL, NULL, 0};
+        }
+        arrays[depth].kind = AGSF_AVRO_NULL;
+        CHECK_EQUAL(agsf_avro_records(arrays, depth + 1, 0, 1, 1, out, sizeof(out), &rows, &nbytes),
+                    depth == 32 ? AGSF_OK : AGSF_BAD_ARGUMENT);
+    }
+}
+
+/* Any change of what arrays say of each other: refused, or followed within bounds. */
+static void check_changed(void) {
+    uint64_t state = 7;
+
+    for (int round = 0; round < 20000; round++) {
+        agsf_avro_array arrays[COUNT(ARRAYS)];
+        int32_t lists[] = {0, 0, 2, 2}, texts[] = {0, 1, 1, 3};
+        agsf_avro_array *const changed = &arrays[random_below(&state, COUNT(arrays))];
+        encoded out;
+        memcpy(arrays, ARRAYS, sizeof(arrays));
+        arrays[1].offsets = texts;
+        arrays[5].offsets = lists;
+        changed->count = (size_t)random_below(&state, COUNT(arrays) + 2);
+        if (random_below(&state, 2) == 0) changed->rows = (size_t)random_below(&state, changed->rows + 1);
+        lists[1 + random_below(&state, 3)] = (int32_t)random_below(&state, 6) - 2;
+        texts[1 + random_below(&state, 3)] = (int32_t)random_below(&state, 6) - 2;
+        const agsf_status status = encode(arrays, 0, SIZE_MAX, (size_t)random_below(&state, 80), &out);
+        CHECK(status == AGSF_OK || status == AGSF_BAD_ARGUMENT);
+    }
+}
+
 int main(void) {
     start();
     check_records();
@@ -205,5 +370,9 @@ int main(void) {
     check_lies();
     check_programs();
     check_columns();
+    check_arrays();
+    check_refused();
+    check_depth();
+    check_changed();
     return 0;
 }

@@ -1,28 +1,33 @@
-"""DataFrames as Avro: the schema that spark-avro writes, and the rows as fastavro takes them."""
+"""DataFrames as Avro: the schema that spark-avro writes, and Arrow's columns as the engine encodes them."""
 
 from __future__ import annotations
 
+import io
 import re
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import fastavro.write
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from ags_fast._extras import lacks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from ags_fast._core import AVRO_DECIMAL, AVRO_FIXED, AVRO_INT, AVRO_ITEMS, AVRO_NULL, AVRO_RECORD, avro_records
+from ags_fast.avro.decoders import FLAT
 
 __all__ = ["AvroFile", "AvroFormat", "avro_schema"]
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 SYNC_NBYTES = 64 << 10  # of a block, before compression: 64,000 in Avro's Java library
 CODECS = {"uncompressed": "null", "none": "null", "zstd": "zstandard"}
-NEEDS: dict[str, tuple[str, ...]] = {"null": (), "deflate": (), "snappy": ("cramjam",)}
-NEEDS |= {"zstandard": ("zstandard", "backports.zstd", "compression.zstd")}
-ROWS = 10_000  # that are Python objects at a time
+NEEDS = {
+    "null": (),
+    "deflate": (),
+    "snappy": ("cramjam",),
+    "zstandard": ("zstandard", "backports.zstd", "compression.zstd"),
+}
+KINDS = {name: kind for name, (kind, _) in FLAT.items()}  # in the engine
+KINDS |= {"null": AVRO_NULL, "fixed": AVRO_DECIMAL, "array": AVRO_ITEMS, "map": AVRO_ITEMS, "record": AVRO_RECORD}
 PLAIN: dict[type[t.DataType], Any] = {
     t.BooleanType: "boolean",
     t.ByteType: "int",
@@ -65,8 +70,8 @@ class AvroFormat:
         self.avro = avro_schema(schema)
 
     def target(self, arrow: pa.Schema) -> pa.Schema:
-        """Return the Arrow schema whose values Avro has: dates and timestamps are numbers."""
-        return pa.schema([field.with_type(_numbers(field.type)) for field in arrow])
+        """Return the Arrow schema of what is written."""
+        return arrow
 
     def create(self, attempt: Any, path: str) -> AvroFile:
         """Create a file in an attempt of a task."""
@@ -74,31 +79,52 @@ class AvroFormat:
 
 
 class AvroFile:
-    """An Avro file in the making, which takes tables of the schema `AvroFormat.target`."""
+    """An Avro file in the making."""
 
     def __init__(self, file: Any, how: AvroFormat) -> None:
         self._file = file
-        self._writer = fastavro.write.Writer(file, how.avro, how.codec, SYNC_NBYTES)
+        self._schema = how.avro
+        self._writer = fastavro.write.Writer(file, how.avro, how.codec)
+        self._rows, self._block = 0, io.BytesIO()
 
     def write_table(self, table: pa.Table) -> None:
         """Write all rows."""
-        write = self._writer.write
-        for batch in table.to_batches(max_chunksize=ROWS):
-            for record in records(batch):
-                write(record)
+        for records in table.to_struct_array().chunks:
+            records.validate(full=True)  # as UTF-8
+            arrays, row = arrays_of(self._schema, records), 0
+            while row < len(records):
+                rows, encoded = avro_records(arrays, row, len(records), SYNC_NBYTES - self._block.tell())
+                row += rows
+                self._rows += rows
+                self._block.write(encoded)
+                if self._block.tell() >= SYNC_NBYTES:
+                    self._end_block()
+
+    def _end_block(self) -> None:
+        self._writer.write_block(SimpleNamespace(num_records=self._rows, bytes_=self._block))
+        self._rows, self._block = 0, io.BytesIO()
 
     def close(self) -> None:
         """Complete the file."""
-        self._writer.flush()
+        if self._rows:
+            self._end_block()
         self._file.close()
 
 
-def records(batch: pa.RecordBatch) -> Iterable[dict[str, Any]]:
-    """Return rows as fastavro takes them."""
-    names = batch.schema.names
-    options = {"maps_as_pydicts": "strict"} if "map<" in str(batch.schema) else {}
-    columns = [column.to_pylist(**options) for column in batch.columns]
-    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+def arrays_of(avro: Any, array: pa.Array) -> list[Any]:
+    """Return an array as `avro_records` takes it, and then those inside of it."""
+    optional, avro = (True, avro[0]) if isinstance(avro, list) else (False, avro)
+    name, rest = (avro["type"], avro) if isinstance(avro, dict) else (avro, {})
+    parts = []
+    if name == "record":
+        parts = [(field["type"], array.field(i)) for i, field in enumerate(rest["fields"])]
+    elif name == "array":
+        parts = [(rest["items"], array.values)]
+    elif name == "map":
+        parts = [("string", array.keys), (rest["values"], array.items)]
+    inside = [one for part in parts for one in arrays_of(*part)]
+    size = array.type.bit_width // 8 if KINDS[name] in (AVRO_INT, AVRO_FIXED) else rest.get("size", 0)
+    return [(KINDS[name], optional, size, 1 + len(inside), array.offset, len(array), array.buffers()), *inside]
 
 
 def avro_schema(schema: t.StructType) -> dict[str, Any]:
@@ -107,8 +133,7 @@ def avro_schema(schema: t.StructType) -> dict[str, Any]:
     Raises:
         ValueError: Avro has no such type or name.
     """
-    found: dict[str, Any] = _record(schema, "topLevelRecord", "")
-    return found
+    return _record(schema, "topLevelRecord", "")
 
 
 def _of(kind: t.DataType, nullable: bool, name: str, space: str) -> Any:
@@ -122,7 +147,7 @@ def _not_null(kind: t.DataType, name: str, space: str) -> Any:
         kind = kind.sqlType()
     if isinstance(kind, t.DecimalType):
         fixed = {"type": "fixed", "name": f"{space + '.' if space else ''}{name}.fixed"}
-        size = _bytes_for(kind.precision)
+        size = (10**kind.precision - 1).bit_length() // 8 + 1  # a bit more than that, for the sign
         return {**fixed, "size": size, "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
     if isinstance(kind, t.ArrayType):
         return {"type": "array", "items": _of(kind.elementType, kind.containsNull, name, space)}
@@ -148,30 +173,6 @@ def _record(kind: t.StructType, name: str, space: str) -> dict[str, Any]:
             raise ValueError(f"{field.name!r} is not a name in Avro: it has letters, digits and _ only")
         fields.append({"name": field.name, "type": _of(field.dataType, field.nullable, field.name, inner)})
     return {"type": "record", "name": name, **({"namespace": space} if space else {}), "fields": fields}
-
-
-def _bytes_for(precision: int) -> int:
-    """Return the bytes of the largest number with so many digits, and its sign."""
-    nbytes = 1
-    while 1 << (8 * nbytes - 1) < 10**precision:
-        nbytes += 1
-    return nbytes
-
-
-def _numbers(kind: pa.DataType) -> pa.DataType:
-    """Return a type with numbers in place of dates, timestamps and durations."""
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        return pa.int64()
-    if pa.types.is_date(kind):
-        return pa.int32()
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_field, kind.item_field.with_type(_numbers(kind.item_type)))
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_numbers(kind.value_type)))
-    if pa.types.is_struct(kind):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
-        return pa.struct([field.with_type(_numbers(field.type)) for field in fields])
-    return kind
 
 
 def _installed(module: str) -> bool:
