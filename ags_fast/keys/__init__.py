@@ -5,13 +5,11 @@ All but `StandardKeyMetadata` is imported when it is first asked for: a reader w
 
 from __future__ import annotations
 
-from ags_fast._lazy import attribute as _attribute
+from ags_fast._lazy import lazy as _lazy
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ags_fast.keys.cache import clear_cache
     from ags_fast.keys.entry import KeyEntry
     from ags_fast.keys.envelope import Envelope, binding
@@ -77,6 +75,5 @@ _HOMES = {
     "stores.sql": ("SqlKeyStore",),
 }
 
-
-def __getattr__(name: str) -> Any:
-    return _attribute(__name__, _HOMES, name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _lazy(__name__, _HOMES)
