@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast._types import KeyMaterial, OrShow, WritableFile, check_choice
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.files.contents import format_of
@@ -16,10 +17,9 @@ from ags_fast.errors import IntegrityError
 from ags_fast.fs import without_password
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ags_fast._types import WritableFile
+    from ags_fast._cursor import Cursor
     from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.entry import Entry
@@ -143,6 +143,8 @@ class Dataset:
     """
 
     def __init__(self, access: Access, left_at: tuple[int, str] | None = None) -> None:
+        if not isinstance(access, Access):
+            raise TypeError("open a dataset by Dataset.open(url, kms=...), and make one by Dataset.create")
         self._access = access
         self._left_at = left_at  # the version that a pickled handle was at, and its pin
         self._snapshot: Snapshot | None = None
@@ -340,7 +342,7 @@ class Dataset:
                 self._snapshot = before._replace(entry=before.log.head())
             return self.version != before.entry.number
 
-    def open_file(self, path: str, *, missing: str = "error", threads: int | None = None) -> io.RawIOBase:
+    def open_file(self, path: str, *, missing: OrShow = "error", threads: int | None = None) -> Cursor:
         """Open one file of this version as a seekable binary file of its plaintext.
 
         If the file's manifest was read before, the storage gets requests for the file itself, and no others. A Parquet
@@ -357,7 +359,8 @@ class Dataset:
             ExpiredError: The version was expired meanwhile: `refresh`.
             KeyAccessError: The KMS refuses.
         """
-        missing, snapshot = _checked(missing), self.snapshot()
+        check_choice("missing", missing, OrShow)
+        snapshot = self.snapshot()
         row = snapshot.file(path)
         with snapshot.unless_expired():
             return format_of(row).view(snapshot.contents(row, threads, missing), row)
@@ -367,7 +370,7 @@ class Dataset:
         pattern: str | None = None,
         *,
         columns: Iterable[str] | None = None,
-        missing: str = "error",
+        missing: OrShow = "error",
         added: bool = False,
     ) -> Iterator[SealedFile]:
         """Iterate over the files of this version, in no order, as values that tasks can open by themselves.
@@ -386,7 +389,8 @@ class Dataset:
         Raises:
             ExpiredError: The version was expired meanwhile: `refresh`.
         """
-        missing, snapshot = _checked(missing), self.snapshot()
+        check_choice("missing", missing, OrShow)
+        snapshot = self.snapshot()
         if not added or snapshot.entry.operation in ADDS:
             yield from snapshot.sealed(snapshot.files(pattern, added=added), columns, missing)
 
@@ -409,11 +413,11 @@ class Dataset:
         wrapping_key_id: str | None = None,
         double_wrap: bool = True,
         dek_length: int = 16,
-        block_size: int = DEFAULT_BLOCK_SIZE,
+        block_size: int | str = DEFAULT_BLOCK_SIZE,
         column_keys: Mapping[str, str] | None = None,
         fsync: bool = True,
         threads: int | None = None,
-        key_material: str | None = None,
+        key_material: KeyMaterial | None = None,
     ) -> Transaction:
         """Make a transaction on this version, to be used in a ``with`` block: see `Transaction`.
 
@@ -482,12 +486,6 @@ class Dataset:
                 f"version {number} of {self.url} is not the version that the pickled handle was at: it was exchanged"
             )
         return snapshot
-
-
-def _checked(missing: str) -> str:
-    if missing not in ("error", "hide", "null"):
-        raise ValueError(f"missing must be 'error', 'hide' or 'null', not {missing!r}")
-    return missing
 
 
 def _changes(old: Mapping[str, FileEntry], new: Mapping[str, FileEntry], store: Store) -> Iterator[Change]:

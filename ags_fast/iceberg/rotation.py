@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast._types import RotatedTable, check_choice
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Turned", "rewrapped_keks", "rotate", "rotated_keks", "with_keys"]
 
-WHATS = ("kek", "mek")
 KEYS = "encryption-keys"
 KEK, LIST_KEY = "kek", "manifest-list-key"  # formats of rows
 OLDER = "{} older metadata files still hold the keys as they were wrapped before: expire(table) deletes these files"
@@ -142,7 +142,7 @@ def _keys(raw: Mapping[str, Any]) -> tuple[list[EncryptedKey], str]:
 def rotate(
     table: Table,
     *,
-    what: str = "kek",
+    what: RotatedTable = "kek",
     wrapping_key_id: str | None = None,
     new_kms: KmsClient | Mapping[str, str] | None = None,
     keep_old: bool = False,
@@ -184,8 +184,7 @@ def rotate(
         ConcurrentChangeError: Other commits came first, again and again.
         ValueError: An argument is malformed.
     """
-    if what not in WHATS:
-        raise ValueError(f"what must be {' or '.join(map(repr, WHATS))}, not {what!r}")
+    check_choice("what", what, RotatedTable)
     if keep_old and (what != "kek" or force_expire):
         raise ValueError("keep_old is for what='kek', which makes a new KEK, and without force_expire")
     if wrapping_key_id is not None:

@@ -38,12 +38,9 @@ from ags_fast.parquet.keytools.material import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Literal
 
-    from ags_fast._types import Buffer, FilePath
+    from ags_fast._types import Buffer, FilePath, WrappedText
     from ags_fast.parquet.keytools.material import ColumnKeys, Path
-
-    _WrappedText = Literal["auto", "base64", "plain"]
 
 __all__ = ["CryptoFactory", "KeyRetriever", "Wrapper", "asked", "clear_cache", "renew_keks", "resolve"]
 
@@ -82,7 +79,7 @@ class CryptoFactory:
     kms_instance_id: str = "DEFAULT"
     kms_instance_url: str = "DEFAULT"
     cache_lifetime: float = 600.0
-    wrapped_text: _WrappedText = "auto"
+    wrapped_text: WrappedText = "auto"
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ags_fast._secrets import check_no_secret
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, nbytes_of
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.dataset.key_material import check_key_material
 from ags_fast.keys.kms import load_kms
@@ -288,7 +287,7 @@ class _Given:
 
     def size(self, name: str, default: int) -> int:
         """A number of bytes, such as 1048576, 1024k or 64m."""
-        found = self._parsed(name, _nbytes, 1, "a number of bytes, such as 134217728 or 128m")
+        found = self._parsed(name, nbytes_of, 1, "a number of bytes, such as 134217728 or 128m")
         return default if found is None else found
 
     def names(self, name: str) -> tuple[str, ...] | None:
@@ -318,13 +317,6 @@ class _Given:
         if value < least:
             raise ValueError(f"the option {name} is {what}, and at least {least}, not {text!r}")
         return value
-
-
-def _nbytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*(?:([kmgt])i?b?|b)?", text.lower())
-    if match is None:
-        raise ValueError
-    return int(match[1]) << (10 * (" kmgt".index(match[2]) if match[2] else 0))
 
 
 def _json(name: str, text: str, kind: type[T]) -> T:
