@@ -406,8 +406,8 @@ class Told(local.LocalKms):
 
     provider = "told"
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        wrapped = super()._wrap(key, wrapping_key_id)
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        wrapped = super().wrap_key(key, wrapping_key_id)
         return Wrapped.by(wrapped, local.LocalKms.key_version(self, wrapped))
 
     def key_version(self, wrapped: bytes) -> str | None:

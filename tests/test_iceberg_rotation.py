@@ -82,24 +82,24 @@ class Counted(local.LocalKms):
 
     before: list[Callable[[], object]]
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
         while self.before:
             self.before.pop()()
-        return super()._wrap(key, key_id)
+        return super().wrap_key(key, key_id)
 
 
 class Garbling(local.LocalKms):
     """What it wraps does not open."""
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
-        return flip(super()._wrap(key, key_id), 200)
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        return flip(super().wrap_key(key, key_id), 200)
 
 
 class Confusing(local.LocalKms):
     """What it wraps opens as another key."""
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
-        return super()._wrap(bytes(len(key)), key_id)
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        return super().wrap_key(bytes(len(key)), key_id)
 
 
 class Refusing(local.LocalKms):
@@ -107,15 +107,15 @@ class Refusing(local.LocalKms):
 
     wrapped: set[bytes]
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
-        made = super()._wrap(key, key_id)
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        made = super().wrap_key(key, key_id)
         self.wrapped = {*getattr(self, "wrapped", ()), made}
         return made
 
-    def _unwrap(self, wrapped: bytes, key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, key_id: str) -> bytes:
         if wrapped in getattr(self, "wrapped", ()):
             raise PermissionError("unwrap")
-        return super()._unwrap(wrapped, key_id)
+        return super().unwrap_key(wrapped, key_id)
 
 
 @pytest.mark.parametrize("keep_old", [False, True])
@@ -430,7 +430,7 @@ def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
         before[:] = keks(raw_metadata(catalog.load_table("ns.t")))
         clear_cache()
 
-    places = [(FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (local.LocalKms, "_wrap")]
+    places = [(FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (local.LocalKms, "wrap_key")]
     for _, ended in killed_before_steps(work, places, prepare=prepare):
         clear_cache()
         table = sql_catalog(tmp_path, kms).load_table("ns.t")

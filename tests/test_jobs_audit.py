@@ -50,22 +50,20 @@ class Rewrapping(local.LocalKms):
     """Does by itself what Vault and AWS do by themselves."""
 
     provider = "rewrapping"
-    supports_rewrap = True
-    supports_key_generation = True
 
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return self._wrap(self._unwrap(wrapped, wrapping_key_id), wrapping_key_id)
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
 
-    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         key = bytes(range(length))
-        return key, self._wrap(key, wrapping_key_id)
+        return key, self.wrap_key(key, wrapping_key_id)
 
 
 class Silent(local.LocalKms):
     """Tells no versions, as AWS."""
 
     provider = "silent"
-    _current_version = KmsClient._current_version  # type: ignore[assignment]  # noqa: SLF001 as if it had none
+    current_version = KmsClient.current_version  # type: ignore[assignment]  # as if it had none
 
     def key_version(self, wrapped: bytes) -> str | None:
         return None

@@ -43,10 +43,8 @@ PATHS = tuple(f"{n % 2}/{n}" for n in range(6))
 class Rewrapping(local.LocalKms):
     """A keystore that wraps anew without giving the key away, as AWS and Vault do."""
 
-    supports_rewrap = True
-
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return self._wrap(self._unwrap(wrapped, wrapping_key_id), wrapping_key_id)
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
 
 
 class Failing(local.LocalKms):
@@ -54,11 +52,11 @@ class Failing(local.LocalKms):
 
     left = 0
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         type(self).left -= 1
         if self.left < 0:
             raise KeyAccessError("the tests refuse it")
-        return super()._wrap(key, wrapping_key_id)
+        return super().wrap_key(key, wrapping_key_id)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.keys.entry import KeyEntry
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 
 NAMED = 8  # things that a sentence names
@@ -33,7 +33,7 @@ NAMED = 8  # things that a sentence names
 def key_status(
     dataset: Folder,
     *,
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     min_version: int | None = None,
     pin: str | None = None,
     key_store: KeyPlace = None,
@@ -189,7 +189,7 @@ def _versions(survey: Survey) -> list[dict[str, Any]]:
 def audit(
     dataset: Folder,
     *,
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     event: Event | None = None,
     paths: str | Sequence[str] | None = None,
     all_events: bool = False,

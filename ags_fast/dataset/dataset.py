@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.policy import Policy
     from ags_fast.dataset.transaction import Transaction
     from ags_fast.fs import Store
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 __all__ = ["Change", "Dataset", "DatasetFile", "DatasetVersion", "SealedFile"]
 
@@ -155,7 +155,7 @@ class Dataset:
         cls,
         url: Folder,
         *,
-        kms: KmsClient | Mapping[str, str],
+        kms: Kms,
         version: int | None = None,
         min_version: int | None = None,
         pin: str | None = None,
@@ -189,7 +189,7 @@ class Dataset:
         cls,
         url: Folder,
         *,
-        kms: KmsClient | Mapping[str, str],
+        kms: Kms,
         wrapping_key_id: str,
         policy: Policy | None = None,
         key_store: KeyPlace = None,

@@ -16,7 +16,7 @@ from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
 from ags_fast.iceberg.expiry import ALL_STAY, check_gc, forced
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
-from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
+from ags_fast.keys.kms import Kms, KmsClient, check_key_id, shared_client
 from ags_fast.metadata.unused import named_keys
 from ags_fast.seals.guard import moving
 
@@ -144,7 +144,7 @@ def rotate(
     *,
     what: RotatedTable = "kek",
     wrapping_key_id: str | None = None,
-    new_kms: KmsClient | Mapping[str, str] | None = None,
+    new_kms: Kms | None = None,
     keep_old: bool = False,
     force_expire: bool = False,
     dry_run: bool = False,
@@ -192,7 +192,7 @@ def rotate(
     io = table_io(table)
     io.session.check_writes()
     kms = io.session.kms
-    target = None if new_kms is None else new_kms if isinstance(new_kms, KmsClient) else shared_client(new_kms)
+    target = None if new_kms is None else shared_client(new_kms)
     turned: list[Turned] = []
 
     def change(raw: Raw) -> Raw:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ags_fast.dataset.access import KeyPlace
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 
 class Reach(TypedDict, total=False):
@@ -37,7 +37,7 @@ class Reach(TypedDict, total=False):
         ValueError: The pin is malformed.
     """
 
-    kms: Required[KmsClient | Mapping[str, str]]
+    kms: Required[Kms]
     min_version: int | None
     pin: str | None
     key_store: KeyPlace

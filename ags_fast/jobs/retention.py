@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.log import Log
     from ags_fast.dataset.policy import Policy
     from ags_fast.jobs.arguments import Reach
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 KINDS = ((LOG, "version"), (TABLES, "table"), (BLOCKS, "chain"), (PLANS, "plan"), ("", "file"))  # of objects, by path
 
@@ -187,7 +187,7 @@ def ended(job: Job, made: Committed, rows: Sequence[Row]) -> JobResult:
 def sweep(
     dataset: FilePath,
     *,
-    kms: KmsClient | Mapping[str, str] | None = None,
+    kms: Kms | None = None,
     older_than: timedelta | None = None,
     min_version: int | None = None,
     pin: str | None = None,

@@ -39,7 +39,7 @@ from ags_fast.jobs.run import UNREADABLE, take_up, warn_of_dead
 from ags_fast.keys.entry import SUCCESSOR, KeyEntry
 from ags_fast.keys.envelope import Envelope, in_threads
 from ags_fast.keys.kek import rewrap_kek
-from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
+from ags_fast.keys.kms import Kms, KmsClient, as_kms, check_key_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -67,7 +67,7 @@ def rotate(  # noqa: PLR0913 the contract's arguments
     *,
     what: Rotated = "kek",
     wrapping_key_id: str | None = None,
-    new_kms: KmsClient | Mapping[str, str] | None = None,
+    new_kms: Kms | None = None,
     from_key_id: str | None = None,
     documents: bool = False,
     also_retired: bool = True,
