@@ -110,13 +110,27 @@ class Echo(KmsClient):
 
 
 class Duck:
-    """Has the methods of a client, but is not derived from KmsClient."""
+    """A client that is not derived from KmsClient, some of whose names are used there, too."""
+
+    waits = False
+    properties: Any = None
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        self.properties, self._properties, self.identity = properties, "mine", b"mine"
+
+    def _check(self, wrapping_key_id: str) -> None:
+        raise AssertionError
+
+    _account = _carry_out = _check
 
     def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         return key[::-1]
 
     def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return wrapped[::-1]
+
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
 
 
 class Proper(KmsClient):

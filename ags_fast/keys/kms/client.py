@@ -410,6 +410,8 @@ def _accounted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def generate_key(self: KmsClient, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         if length not in AES_NBYTES:
             raise ValueError(f"an AES key has 16, 24 or 32 bytes, not {length}")
+        if not self.supports_key_generation:  # a client of these properties
+            return KmsClient.generate_key(self, wrapping_key_id, length)
         return self._account(
             "generate", wrapping_key_id, lambda: self._generated(method(self, wrapping_key_id, length), length)
         )
