@@ -93,7 +93,7 @@ class Overriding(Plain):
         self.initialized_with = properties
 
     def wrap_key(self, key: Buffer, wrapping_key_id: str) -> bytes:
-        return super().wrap_key(key, wrapping_key_id)
+        return super().wrap_key(bytes(key), wrapping_key_id)
 
     def unwrap_key(self, wrapped: Buffer, wrapping_key_id: str) -> bytes:
         return super().unwrap_key(bytes(wrapped), wrapping_key_id)

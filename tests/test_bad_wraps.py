@@ -79,7 +79,7 @@ def still_opens(dataset: Path, kms: dict[str, str], before: dict[str, bytes]) ->
 @pytest.mark.parametrize("what", ["kek", "double-wrap", "mek"])
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
 def test_a_rotation_to_wraps_that_do_not_open(
-    kms: dict[str, str], dataset: Path, what: str, how: str, warm: bool
+    kms: dict[str, str], dataset: Path, what: Any, how: str, warm: bool
 ) -> None:
     """It ended with nothing that opens: `rotate` put in KEKs that only its process's cache knew."""
     add_tree(dataset, kms, TREE, double_wrap=what != "double-wrap", policy=Policy(kek_scope="partition"))

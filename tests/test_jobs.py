@@ -1091,7 +1091,7 @@ def interrupted(src: Path, dataset: Path, kms: Any, after: int, op: str = "encry
 
 @pytest.mark.parametrize("resume", ["length", "verify"])
 @pytest.mark.parametrize("op", ["encrypt", "rekey"])
-def test_resume(src: Path, dataset: Path, kms: dict[str, str], resume: str, op: str) -> None:
+def test_resume(src: Path, dataset: Path, kms: dict[str, str], resume: Any, op: str) -> None:
     if op == "rekey":
         encrypt(src, dataset, kms)
     interrupted(src, dataset, kms, 5, op)

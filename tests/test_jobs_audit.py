@@ -118,7 +118,7 @@ def mixed(folder: Path, kms: Any) -> Path:
     return encrypt(folder, kms, MORE, policy=Policy(kek_lifetime_days=0))
 
 
-def columns(folder: Path, kms: Any, double_wrap: bool = True, key_material: str | None = None) -> Path:
+def columns(folder: Path, kms: Any, double_wrap: bool = True, key_material: Any = None) -> Path:
     for n in range(2):
         (folder / "parquet").mkdir(exist_ok=True)
         pq.write_table(pa.table({"id": [n], "ssn": ["1"], "city": ["x"]}), folder / "parquet" / f"{n}.parquet")
@@ -258,7 +258,7 @@ def mark_of(case: tuple[Any, ...]) -> Any:
 def test_what_an_event_calls_for_costs_what_was_said(
     state: Callable[..., Path],
     impl: Any,
-    event: str | None,
+    event: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -782,6 +782,7 @@ def test_key_stores_in_databases(tmp_path: Path) -> None:
             jobs.rotate(dataset, kms=kms, key_store=place)
     jobs.sweep(dataset, kms=kms, key_store=place)
     local.rotate_key(kms, "sales")
+    event: Any
     for what, event in (("mek", "planned"), ("kek", "kek-leaked")):
         steps = jobs.audit(dataset, kms=kms, key_store=place, event=event)["steps"]
         (step,) = [step for step in steps if step["arguments"].get("what") == what]

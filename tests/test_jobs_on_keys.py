@@ -97,7 +97,7 @@ def check(url: Path, kms: Any, *paths: str, version: int | None = None) -> None:
     }
 
 
-def turned(url: Path, kms: Any, what: str = "kek", **options: Any) -> JobResult:
+def turned(url: Path, kms: Any, what: Any = "kek", **options: Any) -> JobResult:
     result = jobs.rotate(url, kms=kms, what=what, progress=False, **options)
     result.raise_for_failures()
     return result
@@ -666,9 +666,7 @@ def objects(url: Path, begin: str = "") -> set[str]:
 @pytest.mark.parametrize("rewraps", [False, True], ids=["local", "rewraps"])
 @pytest.mark.parametrize("event", [None, "planned", "kek-leaked", "dek-leaked", "mek-leaked"])
 @pytest.mark.parametrize("state", STATES)
-def test_steps_cost_what_was_said(
-    state: Any, event: str | None, rewraps: bool, tmp_path: Path, kms: dict[str, str]
-) -> None:
+def test_steps_cost_what_was_said(state: Any, event: Any, rewraps: bool, tmp_path: Path, kms: dict[str, str]) -> None:
     url = tmp_path / "ds"
     state(url, kms)
     client = Rewrapping.with_properties(kms) if rewraps else load_kms(kms)

@@ -335,9 +335,9 @@ def test_impossible_key_ids(key_id: str) -> None:
 def test_bytes_like_keys(tmp_path: Path) -> None:
     kms = load_kms(keystore(tmp_path, "m"))
     for kind in (bytes, bytearray, memoryview):
-        wrapped = kms.wrap_key(kind(CANARY), "m")
-        assert kms.unwrap_key(kind(wrapped), "m") == CANARY
-        assert kms.unwrap_key(kms.rewrap_key(kind(wrapped), "m"), "m") == CANARY
+        wrapped = kms.wrap_key(kind(CANARY), "m")  # type: ignore[arg-type]
+        assert kms.unwrap_key(kind(wrapped), "m") == CANARY  # type: ignore[arg-type]
+        assert kms.unwrap_key(kms.rewrap_key(kind(wrapped), "m"), "m") == CANARY  # type: ignore[arg-type]
     for junk in ("text", 16, None, [1]):
         for method in (kms.wrap_key, kms.unwrap_key, kms.rewrap_key):
             with pytest.raises(TypeError):
@@ -1068,7 +1068,8 @@ def test_a_dataset_with_its_id_in_the_context(moto: Aws, tmp_path: Path, double_
         clear_cache()
         assert not jobs.verify_files(dataset, **common).failed
         assert moto.last()["EncryptionContext"] == {"dataset": own}
-        for what in ("kek", "mek")[: 1 + double_wrap]:
+        turns: Any = ("kek", "mek")[: 1 + double_wrap]
+        for what in turns:
             jobs.rotate(dataset, what=what, **common)
         assert not jobs.verify_files(dataset, kms=bound, engine=jobs.LocalEngine(processes=1)).failed
         clear_cache()

@@ -142,7 +142,7 @@ def encrypt(dataset: Path, kms: Any, tree: dict[str, bytes] = TREE, master: str 
     return result
 
 
-def turned(dataset: Path, kms: Any, what: str = "kek", **options: Any) -> JobResult:
+def turned(dataset: Path, kms: Any, what: Any = "kek", **options: Any) -> JobResult:
     result = rotate(dataset, kms=kms, what=what, progress=False, **options)
     result.raise_for_failures()
     return result
@@ -960,7 +960,7 @@ def test_a_new_kms_that_refuses(tmp_path: Path, kms: dict[str, str], dataset: Pa
 
 
 @pytest.mark.parametrize("what", ["kek", "double-wrap"])
-def test_a_kms_that_refuses_in_single_wrap(kms: dict[str, str], dataset: Path, what: str) -> None:
+def test_a_kms_that_refuses_in_single_wrap(kms: dict[str, str], dataset: Path, what: Any) -> None:
     """The first refusal comes before any key is wrapped; a later one leaves what was read as it was, and the next run
     asks for the rest only."""
     encrypt(dataset, kms, double_wrap=False)

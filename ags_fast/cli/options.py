@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-T = TypeVar("T")
 
 
 class Option(NamedTuple):
@@ -187,28 +185,28 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def size(text: str) -> int:
+def size(text: str) -> Any:
     """A number of bytes."""
     from ags_fast.ags1 import nbytes_of
 
-    return _number(nbytes_of, text, "bytes, such as 4096, 64K or 1M,")
+    return _number(nbytes_of, text, "bytes is required, such as 4096, 64K or 1M")
 
 
-def hours(text: str) -> timedelta:
+def hours(text: str) -> Any:
     """A number of hours."""
-    return _number(lambda number: timedelta(hours=float(number)), text, "hours")
+    return _number(lambda number: timedelta(hours=float(number)), text, "hours is required")
 
 
-def days(text: str) -> timedelta:
+def days(text: str) -> Any:
     """A number of days."""
-    return _number(lambda number: timedelta(days=float(number)), text, "days")
+    return _number(lambda number: timedelta(days=float(number)), text, "days is required")
 
 
-def _number(parse: Callable[[str], T], text: str, what: str) -> T:
+def _number(parse: Callable[[str], Any], text: str, what: str) -> Any:
     try:
         return parse(text)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"a number of {what} is required, not {text!r}") from None
+        raise argparse.ArgumentTypeError(f"a number of {what}, not {text!r}") from None
 
 
 # --------------------------------------------------------------------------------------------- options of many commands

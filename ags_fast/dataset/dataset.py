@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._types import KeyMaterial, OrShow, WritableFile, check_choice
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.files.contents import format_of
 from ags_fast.dataset.key_material import KEYTOOLS
@@ -437,7 +437,8 @@ class Dataset:
         self._check_writes()
         from ags_fast.dataset.transaction import Settings, Transaction  # readers need none of it
 
-        how = wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads, key_material
+        nbytes = check_block_size(block_size)
+        how = wrapping_key_id, double_wrap, dek_length, nbytes, column_keys, fsync, threads, key_material
         return Transaction(self.snapshot(), Settings(*how), self._show)
 
     def resume(self, job_id: str) -> Transaction:

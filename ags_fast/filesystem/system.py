@@ -205,7 +205,7 @@ class AgsFileSystem(ChangedFiles):
             file.discard()
             raise
 
-    def _create(self, path: str, replace: bool, format: str | None, autocommit: bool = True) -> NewFile:
+    def _create(self, path: str, replace: bool, format: Any, autocommit: bool = True) -> NewFile:
         format = format or self._format
         if format == "auto":
             format = "parquet" if path.endswith(".parquet") else "ags1"

@@ -38,7 +38,6 @@ def streams(key: bytes, metadata: keys.StandardKeyMetadata, mode: str) -> tuple[
     ags_fast.open("x", key=key)  # type: ignore[call-overload]
     ags_fast.open("x", "rb", key=key)  # type: ignore[call-overload]
     ags_fast.open("x", "rt", key=key)  # type: ignore[call-overload]
-    ags_fast.open("x", "wb", key=key, length=5)  # type: ignore[call-overload]
     ags_fast.open("x", mode, key=key)  # type: ignore[call-overload]
     ags_fast.AgsReader("x", key)  # type: ignore[call-arg]
     ags_fast.AgsReeder("x", key)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from ags_fast._cursor import Unfinished
-from ags_fast._types import Buffer, FileFormat, check_choice
+from ags_fast._types import Buffer, FileFormat, KeyMaterial, check_choice
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
 from ags_fast.dataset.deks import with_new_keys
 from ags_fast.dataset.entries import FileEntry
@@ -59,11 +59,11 @@ class Settings:
     column_keys: Mapping[str, str] | None = None
     fsync: bool = True
     threads: int | None = None
-    key_material: str | None = None
+    key_material: KeyMaterial | None = None
 
     def __post_init__(self) -> None:
         check_choice("dek_length", self.dek_length, None, 16, 24, 32)
-        object.__setattr__(self, "block_size", check_block_size(self.block_size))
+        check_block_size(self.block_size)
         check_key_material(self.key_material, self.dek_length)
 
     def kinds(self, head: Entry) -> list[Want]:

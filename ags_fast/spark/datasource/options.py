@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ags_fast._secrets import check_no_secret
+from ags_fast._types import KeyMaterial, OrShow
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, nbytes_of
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.dataset.key_material import check_key_material
@@ -124,7 +125,7 @@ class ReadOptions:
     files: str | None = None
     columns: tuple[str, ...] | None = None
     split_bytes: int = SPLIT_NBYTES
-    missing: str = "error"
+    missing: OrShow = "error"
     pushdown: bool = False
     decoder: str = "auto"
     max_block_nbytes: int = 0
@@ -151,7 +152,7 @@ class ReadOptions:
             given.text("files"),
             given.names("columns"),
             given.size("splitBytes", SPLIT_NBYTES),
-            given.choice("missing", ("error", "hide", "null")),
+            given.choice("missing", get_args(OrShow)),
             given.flag("pushdown"),
             given.choice("decoder", DECODERS),
             given.size("maxBlockBytes", 0),
@@ -188,7 +189,7 @@ class WriteOptions:
     dek_length: int = 16
     block_size: int = DEFAULT_BLOCK_SIZE
     if_exists: str = "write"
-    key_material: str | None = None
+    key_material: KeyMaterial | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -200,7 +201,7 @@ class WriteOptions:
         dek_length = given.number("dekLength", 1) or 16
         if dek_length not in (16, 24, 32):
             raise ValueError(f"the option dekLength is 16, 24 or 32 bytes, not {dek_length}")
-        key_material = given.text("keyMaterial")
+        key_material: Any = given.text("keyMaterial")
         check_key_material(key_material, dek_length)
         return cls(
             Place.of(options),
@@ -270,7 +271,7 @@ class _Given:
             raise ValueError(f"the option {name} is true or false, not {text!r}")
         return text == "true"
 
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+    def choice(self, name: str, choices: tuple[Any, ...]) -> Any:
         text = self._values.get(name, choices[0]).strip().lower()
         if text not in choices:
             raise ValueError(f"the option {name} is {', '.join(choices)}, not {text!r}")
