@@ -121,13 +121,24 @@ def pyright(program: Path, folder: Path) -> set[int]:
         "reportUnnecessaryTypeIgnoreComment": True,
     }
     (folder / "pyrightconfig.json").write_text(json.dumps(project))
-    command = [sys.executable, "-P", "-m", "basedpyright", "--outputjson", "-p", str(folder)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "basedpyright",
+        "--outputjson",
+        "-p",
+        str(folder),
+        "--pythonpath",
+        sys.executable,
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     said = json.loads(done.stdout)["generalDiagnostics"]
     return {one["range"]["start"]["line"] + 1 for one in said}
 
 
 @pytest.mark.more
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("checker", [mypy, pyright])
 def test_a_user_s_program(checker: typing.Callable[[Path, Path], set[int]], tmp_path: Path) -> None:
     """Its right lines are right, and of each wrong one the checker says that it is wrong."""

@@ -143,12 +143,12 @@ class Dataset:
     """
 
     def __init__(self, access: Access, left_at: tuple[int, str] | None = None) -> None:
-        if not isinstance(access, Access):
-            raise TypeError("open a dataset by Dataset.open(url, kms=...), and make one by Dataset.create")
         self._access = access
         self._left_at = left_at  # the version that a pickled handle was at, and its pin
         self._snapshot: Snapshot | None = None
         self._lock = threading.RLock()
+        if not isinstance(access, Access):
+            raise TypeError("open a dataset by Dataset.open(url, kms=...), and make one by Dataset.create")
 
     @classmethod
     def open(
@@ -240,7 +240,8 @@ class Dataset:
         return self.snapshot().entry.pin
 
     def __repr__(self) -> str:
-        return f"<Dataset {self._access.store!r}{'' if self._snapshot is None else f', version {self.version}'}>"
+        shown = "" if self._snapshot is None else f", version {self.version}"
+        return f"<Dataset {getattr(self._access, 'store', None)!r}{shown}>"
 
     def _repr_html_(self) -> str:
         """Show in a notebook what was read already."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ags_fast._cursor import Unfinished
 from ags_fast._types import Buffer, FileFormat, KeyMaterial, check_choice
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.deks import with_new_keys
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.entry import main_key
@@ -63,7 +63,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_choice("dek_length", self.dek_length, None, 16, 24, 32)
-        check_block_size(self.block_size)
         check_key_material(self.key_material, self.dek_length)
 
     def kinds(self, head: Entry) -> list[Want]:
