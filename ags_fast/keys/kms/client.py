@@ -153,7 +153,8 @@ class WrapsKeys(Protocol):
         """As `KmsClient` has it."""
 
 
-Kms: TypeAlias = WrapsKeys | Mapping[str, str]  # a client, or the properties of one
+Kms: TypeAlias = WrapsKeys | Mapping[str, str]
+"""What ``kms=`` takes: a client, or the properties of one. See `load_kms`."""
 
 
 class KmsClient:
