@@ -35,17 +35,8 @@ class OpenBlocks(Cursor):
     """
 
     __slots__ = (
-        "_aad_prefix",
-        "_block_size",
-        "_cache",
-        "_file",
-        "_file_length",
-        "_hot",
-        "_key",
-        "_later",
-        "_over",
-        "_threads",
-        "_unchecked",
+        *("_aad_prefix", "_block_size", "_cache", "_file", "_file_length", "_hot", "_key", "_later", "_over"),
+        *("_threads", "_unchecked"),
     )
 
     _aad_prefix: bytes

@@ -31,8 +31,20 @@ KEY_LIMIT = 1 << 32  # messages under one key: NIST SP 800-38D, section 8.3
 MAX_BLOCKS_READ = 1 << 32  # what four bytes of AAD can tell apart
 
 
-def check_block_size(block_size: int) -> int:
-    block_size = operator.index(block_size)
+def nbytes_of(size: int | str) -> int:
+    """Return a size in bytes. Text is such as 4096, 64K, 64 KiB or 1M, in powers of 1024. ValueError for other text."""
+    if not isinstance(size, str):
+        return operator.index(size)
+    import re  # late: who gives a number does not wait for it
+
+    match = re.fullmatch(r"([0-9]+)\s*(?:([kmgt])i?b?|b)?", size.strip().lower())
+    if match is None:
+        raise ValueError(f"a number of bytes is required, such as 4096, '64K', '64 KiB' or '1M', not {size!r}")
+    return int(match[1]) << 10 * " kmgt".index(match[2] or " ")
+
+
+def check_block_size(block_size: int | str) -> int:
+    block_size = nbytes_of(block_size)
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise ValueError(f"block_size must be 1 to {MAX_BLOCK_SIZE} bytes, not {block_size}")
     return block_size
@@ -58,7 +70,7 @@ def decode_header(stream: bytes | memoryview) -> int:
     return claimed
 
 
-def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
+def encrypted_length(plain_length: int, block_size: int | str = DEFAULT_BLOCK_SIZE) -> int:
     """Return the length in bytes of the stream that holds `plain_length` bytes, `block_size` of them in a block.
 
     A stream is a header of 8 bytes, the plaintext, and 28 bytes for each block (section "File structure").
@@ -77,7 +89,7 @@ def encrypted_length(plain_length: int, block_size: int = DEFAULT_BLOCK_SIZE) ->
     return HEADER_NBYTES + plain_length + blocks * OVERHEAD_NBYTES
 
 
-def plaintext_length(file_length: int, block_size: int = DEFAULT_BLOCK_SIZE) -> int:
+def plaintext_length(file_length: int, block_size: int | str = DEFAULT_BLOCK_SIZE) -> int:
     """Return how many bytes of plaintext a stream of `file_length` bytes holds: the inverse of `encrypted_length`.
 
     A header without a block (8 bytes) is an empty stream, too. FormatError if no stream with this block size has this
@@ -132,6 +144,8 @@ def clamp(offset: int, size: int, end: int) -> int:
 
 def bytes_view(data: Buffer) -> memoryview:
     """Return a view of a buffer's bytes, for items and shapes of any kind."""
+    if isinstance(data, str):
+        raise TypeError("bytes are required, not text: encode the text first, as 'text'.encode() does")
     view = memoryview(data)
     if not view.c_contiguous:
         raise BufferError("the buffer must be C-contiguous: pass a copy of it")
@@ -182,7 +196,8 @@ class AgsCodec:
         key: 16, 24 or 32 bytes.
         aad_prefix: Bytes that tell this stream from others under the key; None is ``b""`` (section "Cipher Block
             structure").
-        block_size: Bytes of plaintext in a block, for encryption. Decryption uses the size in the header.
+        block_size: Bytes of plaintext in a block, for encryption, as a number or as text such as ``"64K"`` or
+            ``"1 MiB"``. Decryption uses the size in the header.
         threads: The most threads that work on one call. None is ``AGS_FAST_THREADS``, else the CPUs of a Spark task,
             else the usable CPUs.
         sealed_before: Messages that other processes have sealed with this key. They count against its limit of 2**32.
@@ -199,7 +214,7 @@ class AgsCodec:
         key: Buffer,
         *,
         aad_prefix: Buffer | None = b"",
-        block_size: int = DEFAULT_BLOCK_SIZE,
+        block_size: int | str = DEFAULT_BLOCK_SIZE,
         threads: int | None = None,
         sealed_before: int = 0,
     ) -> None:
@@ -227,7 +242,7 @@ class AgsCodec:
 
         KeyLimitError if the key would pass its limit. Nothing was sealed.
         """
-        out, view = new_bytes(encrypted_length(memoryview(data).nbytes, self._block_size))
+        out, view = new_bytes(encrypted_length(bytes_view(data).nbytes, self._block_size))
         self.encrypt_into(data, view)
         return out
 
@@ -237,7 +252,7 @@ class AgsCodec:
         Bytes of `out` behind the stream stay. ValueError if `out` is too small, BufferError if it overlaps `data`.
         """
         view = bytes_view(out)
-        needed = encrypted_length(memoryview(data).nbytes, self._block_size)
+        needed = encrypted_length(bytes_view(data).nbytes, self._block_size)
         if view.nbytes < needed:
             raise ValueError(f"the output needs {needed} bytes, it has {view.nbytes}")
         self._key.seal_run(self._aad_prefix, self._block_size, 0, data, view, HEADER_NBYTES, self._threads)

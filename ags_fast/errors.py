@@ -6,20 +6,9 @@ passes through untouched. No message holds a key or plaintext.
 
 from __future__ import annotations
 
-__all__ = [
-    "AgsError",
-    "ConcurrentChangeError",
-    "ExpiredError",
-    "FormatError",
-    "IntegrityError",
-    "JobEndedError",
-    "KeyAccessError",
-    "KeyLimitError",
-    "PolicyError",
-    "UnknownKeyError",
-    "UnknownOutcomeError",
-    "UnsupportedChangeError",
-]
+__all__ = ["AgsError", "ConcurrentChangeError", "ExpiredError", "FormatError", "IntegrityError", "JobEndedError"]
+__all__ += ["KeyAccessError", "KeyLimitError", "PolicyError", "UnknownKeyError", "UnknownOutcomeError"]
+__all__ += ["UnsupportedChangeError"]
 
 
 class AgsError(Exception):

@@ -12,26 +12,34 @@ TYPE_CHECKING = False  # to import typing takes longer than to import this modul
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import EllipsisType
-    from typing import Any, Literal, TypedDict, Unpack, overload
+    from typing import Any, Literal, Required, TypeAlias, TypedDict, Unpack, overload
 
     from ags_fast._types import Buffer
     from ags_fast.keys import StandardKeyMetadata
 
+    _Metadata: TypeAlias = StandardKeyMetadata | Buffer
+
     class _Options(TypedDict, total=False):
         key: Buffer | None
-        key_metadata: StandardKeyMetadata | Buffer | None
-        length: int | EllipsisType | None
         aad_prefix: Buffer | None
-        block_size: int | None
-        max_block_size: int
+        block_size: int | str | None
+        max_block_size: int | str
         threads: int | None
         fsync: bool
         storage_options: Mapping[str, Any] | None
-
-    class _TextOptions(_Options, total=False):
         encoding: str | None
         errors: str | None
         newline: str | None
+
+    class _Trusted(_Options, total=False):
+        length: Required[int | EllipsisType | None]
+        key_metadata: _Metadata | None
+
+    class _Known(_Options):  # the metadata have the length
+        key_metadata: _Metadata
+
+    class _New(_Options, total=False):
+        key_metadata: _Metadata | None
 
 
 __all__ = ["open"]
@@ -40,15 +48,19 @@ __all__ = ["open"]
 if TYPE_CHECKING:
 
     @overload
-    def open(file: Any, mode: Literal["rb"] = "rb", **options: Unpack[_Options]) -> AgsReader: ...
+    def open(file: Any, mode: Literal["rb"] = "rb", **options: Unpack[_Trusted]) -> AgsReader: ...
     @overload
-    def open(file: Any, mode: Literal["wb", "xb"], **options: Unpack[_Options]) -> AgsWriter: ...
+    def open(file: Any, mode: Literal["rb"] = "rb", **options: Unpack[_Known]) -> AgsReader: ...
     @overload
-    def open(
-        file: Any, mode: Literal["r", "rt", "w", "wt", "x", "xt"], **options: Unpack[_TextOptions]
-    ) -> io.TextIOWrapper: ...
+    def open(file: Any, mode: Literal["wb", "xb"], **options: Unpack[_New]) -> AgsWriter: ...
     @overload
-    def open(file: Any, mode: str, **options: Unpack[_TextOptions]) -> AgsReader | AgsWriter | io.TextIOWrapper: ...
+    def open(file: Any, mode: Literal["r", "rt"], **options: Unpack[_Trusted]) -> io.TextIOWrapper: ...
+    @overload
+    def open(file: Any, mode: Literal["r", "rt"], **options: Unpack[_Known]) -> io.TextIOWrapper: ...
+    @overload
+    def open(file: Any, mode: Literal["w", "wt", "x", "xt"], **options: Unpack[_New]) -> io.TextIOWrapper: ...
+    @overload
+    def open(file: Any, mode: str, **options: Unpack[_Trusted]) -> AgsReader | AgsWriter | io.TextIOWrapper: ...
 
 
 def open(  # noqa: PLR0913 (the contract's)
@@ -59,8 +71,8 @@ def open(  # noqa: PLR0913 (the contract's)
     key_metadata: StandardKeyMetadata | Buffer | None = None,
     length: int | EllipsisType | None = ...,  # None has a meaning, so it cannot be the default
     aad_prefix: Buffer | None = b"",
-    block_size: int | None = None,
-    max_block_size: int = 64 << 20,
+    block_size: int | str | None = None,
+    max_block_size: int | str = 64 << 20,
     threads: int | None = None,
     fsync: bool = False,
     storage_options: Mapping[str, Any] | None = None,

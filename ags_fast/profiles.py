@@ -9,17 +9,8 @@ from typing import Any, NamedTuple
 
 from ags_fast._secrets import check_no_secret
 
-__all__ = [
-    "ADVICE",
-    "COMMANDS",
-    "CONFIG_ENV",
-    "NO_PROFILE",
-    "PROFILE_ENV",
-    "Profile",
-    "UnknownProfileError",
-    "config_path",
-    "profile",
-]
+__all__ = ["ADVICE", "COMMANDS", "CONFIG_ENV", "NO_PROFILE", "PROFILE_ENV", "Profile", "UnknownProfileError"]
+__all__ += ["config_path", "profile"]
 
 CONFIG_ENV, PROFILE_ENV = "AGS_FAST_CONFIG", "AGS_FAST_PROFILE"
 SETTINGS = ("wrapping_key_id", "key_store", "storage_options")

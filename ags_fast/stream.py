@@ -26,6 +26,7 @@ from ags_fast.ags1 import (
     decode_header,
     encode_header,
     encrypted_length,
+    nbytes_of,
     plaintext_in,
     prefix_bytes,
     sealing_key,
@@ -84,8 +85,8 @@ class AgsReader(OpenBlocks):
         *,
         length: int | None,
         aad_prefix: Buffer | None = b"",
-        block_size: int | None = None,
-        max_block_size: int = 64 << 20,
+        block_size: int | str | None = None,
+        max_block_size: int | str = 64 << 20,
         threads: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -98,7 +99,7 @@ class AgsReader(OpenBlocks):
         try:
             self._file_length = trusted_length(length, self._file.size)
             self._behind = self._file.size - self._file_length
-            self._block_size = self._read_header(block_size, max_block_size)
+            self._block_size = self._read_header(block_size, nbytes_of(max_block_size))
             self._length = plaintext_in(self._file_length, self._block_size)
             # To count the CPUs takes longer than to open a block.
             self._share(1 if threads is None and self._length <= self._block_size else thread_count(threads))
@@ -108,7 +109,7 @@ class AgsReader(OpenBlocks):
             raise
         self._unchecked = self._length == 0 and self._file_length > HEADER_NBYTES  # the block of an empty stream
 
-    def _read_header(self, block_size: int | None, max_block_size: int) -> int:
+    def _read_header(self, block_size: int | str | None, max_block_size: int) -> int:
         if self._file_length < HEADER_NBYTES:
             raise FormatError(
                 f"{self._file_length} bytes are too short for an AGS1 stream: its header alone has {HEADER_NBYTES}"
@@ -250,7 +251,7 @@ class AgsWriter(Unfinished):
         key: Buffer,
         *,
         aad_prefix: Buffer | None = b"",
-        block_size: int = DEFAULT_BLOCK_SIZE,
+        block_size: int | str = DEFAULT_BLOCK_SIZE,
         threads: int | None = None,
         exclusive: bool = False,
         fsync: bool = False,
@@ -307,7 +308,11 @@ class AgsWriter(Unfinished):
         """Write all of a bytes-like object, and return its bytes. If the target raises, the writer has aborted."""
         if self._owner != os.getpid():
             raise ValueError("this writer belongs to the process that opened it")
-        taken = self._pending.add(data)
+        try:
+            taken = self._pending.add(data)
+        except TypeError:
+            bytes_view(data)  # whose error says what to do with text
+            raise
         if taken >= 0:  # a small piece of a block
             return taken
         view = bytes_view(data)

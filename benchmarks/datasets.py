@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ags_fast.jobs import Engine, JobResult
+    from ags_fast.jobs import JobResult
+    from ags_fast.jobs.engines.base import Engine
 
 LARGE_FILES, LARGE = 16, 128 * MIB
 SMALL_FILES, SMALL = 4000, 4 << 10
@@ -318,7 +319,11 @@ def one_tiny_file(bench: Bench) -> Iterator[Contest]:
             clear_cache()
             return fresh(out, lambda: encrypt(source, out, kms, engine))
 
-        engines = {"spark": SparkEngine(session), "local": LocalEngine(1), "same process": LocalEngine(0)}
+        engines: dict[str, Engine] = {
+            "spark": SparkEngine(session),
+            "local": LocalEngine(1),
+            "same process": LocalEngine(0),
+        }
         rows = [Row(f"datasets/one/{name.replace(' ', '-')}", f"a job over one file: {name}", "ms") for name in engines]
         runs: dict[tuple[str, str], Run] = {
             (row.name, "ours"): functools.partial(ours, engine)

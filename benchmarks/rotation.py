@@ -77,17 +77,17 @@ class SlowKms(LocalKms):
 
     waits = True
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         time.sleep(CALL_SECONDS)
-        return super()._wrap(key, wrapping_key_id)
+        return super().wrap_key(key, wrapping_key_id)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         time.sleep(CALL_SECONDS)
-        return super()._unwrap(wrapped, wrapping_key_id)
+        return super().unwrap_key(wrapped, wrapping_key_id)
 
-    def _current_version(self, wrapping_key_id: str) -> str:
+    def current_version(self, wrapping_key_id: str) -> str:
         time.sleep(CALL_SECONDS)
-        return super()._current_version(wrapping_key_id)
+        return super().current_version(wrapping_key_id)
 
 
 def slow(kms: dict[str, str]) -> dict[str, str]:

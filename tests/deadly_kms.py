@@ -34,8 +34,8 @@ class DeadlyKms(local.LocalKms):
 
     provider = "deadly"
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        key = super()._unwrap(wrapped, wrapping_key_id)
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        key = super().unwrap_key(wrapped, wrapping_key_id)
         folder = Path(self.properties[FOLDER])
         rules = json.loads((folder / "rules.json").read_bytes())
         if os.getpid() in rules["spared"]:

@@ -75,11 +75,11 @@ class Plain(KmsClient):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("wrap")
         return wrapping_key_id.encode() + b":" + bytes(byte ^ 0x55 for byte in key)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("unwrap")
         return bytes(byte ^ 0x55 for byte in wrapped.partition(b":")[2])
 
@@ -93,10 +93,10 @@ class Overriding(Plain):
         self.initialized_with = properties
 
     def wrap_key(self, key: Buffer, wrapping_key_id: str) -> bytes:
-        return super().wrap_key(key, wrapping_key_id)
+        return super().wrap_key(bytes(key), wrapping_key_id)
 
     def unwrap_key(self, wrapped: Buffer, wrapping_key_id: str) -> bytes:
-        return self._unwrap(bytes(wrapped), wrapping_key_id)
+        return super().unwrap_key(bytes(wrapped), wrapping_key_id)
 
 
 class Echo(KmsClient):
@@ -110,7 +110,18 @@ class Echo(KmsClient):
 
 
 class Duck:
-    """Has the methods of a client, but is not derived from KmsClient."""
+    """A client that is not derived from KmsClient, some of whose names are used there, too."""
+
+    waits = False
+    properties: Any = None
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        self.properties, self._properties, self.identity = properties, "mine", b"mine"
+
+    def _check(self, wrapping_key_id: str) -> None:
+        raise AssertionError
+
+    _account = _carry_out = _check
 
     def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         return key[::-1]
@@ -118,22 +129,24 @@ class Duck:
     def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return wrapped[::-1]
 
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
+
 
 class Proper(KmsClient):
     """The client of the documentation."""
 
     provider = "proper"
-    supports_key_generation = True
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         return b"wrapped:" + key[::-1]
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return wrapped[8:][::-1]
 
-    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         key = bytes(range(length))
-        return key, self._wrap(key, wrapping_key_id)
+        return key, self.wrap_key(key, wrapping_key_id)
 
 
 class Listing(Proper):
@@ -146,18 +159,17 @@ class Able(Plain):
     """Does everything that a client can do."""
 
     provider = "able"
-    supports_key_generation = supports_rewrap = True
 
-    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
-        return bytes(length), self._wrap(bytes(length), wrapping_key_id)
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        return bytes(length), self.wrap_key(bytes(length), wrapping_key_id)
 
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return wrapped + b"!"
 
     def key_version(self, wrapped: bytes) -> str:
         return "7"
 
-    def _current_version(self, wrapping_key_id: str) -> str:
+    def current_version(self, wrapping_key_id: str) -> str:
         return "8"
 
     def close(self) -> None:
@@ -169,20 +181,20 @@ class Leaky(Plain):
 
     provider = "leaky"
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         raise RuntimeError(f"cannot wrap {key.hex()}")
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> Any:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> Any:
         return wrapped.hex()
 
-    def _current_version(self, wrapping_key_id: str) -> str:
+    def current_version(self, wrapping_key_id: str) -> str:
         raise RuntimeError("canary-key-16-by")
 
 
 class Starved(Plain):
     """Has no memory left."""
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         raise MemoryError
 
 
@@ -205,10 +217,10 @@ class VaultCredential:
 class Counting(local.LocalKms):
     """Writes each process that unwraps a key, and the master key, to a file."""
 
-    def _unwrap(self, wrapped: bytes, key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, key_id: str) -> bytes:
         with open(self.properties["log"], "a") as log:
             print(os.getpid(), key_id, file=log)
-        return super()._unwrap(wrapped, key_id)
+        return super().unwrap_key(wrapped, key_id)
 
 
 class Poison(local.LocalKms):
@@ -216,17 +228,17 @@ class Poison(local.LocalKms):
 
     wrapped = 0
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
-        made = super()._wrap(key, key_id)
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        made = super().wrap_key(key, key_id)
         if len(key) != 56:
             return b"o" + made
         Poison.wrapped += 1
         return (b"p" if str(Poison.wrapped - 1) in self.properties["poison"].split() else b"o") + made
 
-    def _unwrap(self, wrapped: bytes, key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, key_id: str) -> bytes:
         if wrapped[:1] == b"p" and os.path.exists(self.properties["armed"]):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._unwrap(wrapped[1:], key_id)
+        return super().unwrap_key(wrapped[1:], key_id)
 
 
 class UnitestKms(Plain):
@@ -238,11 +250,11 @@ class UnitestKms(Plain):
         super().__init__()
         self.masters = masters or {"keyA": b"0123456789012345", "keyB": b"1123456789012345"}
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("wrap")
         nonce = os.urandom(12)
         return nonce + AESGCM(self.masters[wrapping_key_id]).encrypt(nonce, key, None)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("unwrap")
         return AESGCM(self.masters[wrapping_key_id]).decrypt(wrapped[:12], wrapped[12:], None)

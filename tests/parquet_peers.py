@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 
@@ -33,7 +33,8 @@ pq = pytest.importorskip("pyarrow.parquet")
 pe = pytest.importorskip("pyarrow.parquet.encryption")
 
 HERE = Path(__file__).resolve().parent
-GCM, CTR = "AES_GCM_V1", "AES_GCM_CTR_V1"
+GCM: Final = "AES_GCM_V1"
+CTR: Final = "AES_GCM_CTR_V1"
 OLD_PYARROWS = ("22", "25")
 
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -237,7 +237,8 @@ MODULE_NAMES = (
     "bloom filter bitset",
 )
 PAGES = (DATA_PAGE, DICTIONARY_PAGE)
-GCM, CTR = "AES_GCM_V1", "AES_GCM_CTR_V1"
+GCM: Final = "AES_GCM_V1"
+CTR: Final = "AES_GCM_CTR_V1"
 
 
 def module_aad(

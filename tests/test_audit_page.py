@@ -202,6 +202,7 @@ def test_all_events_cost_what_each_costs(folder: Path) -> None:
     kms = profile("p").kms
     events = jobs.audit("ds", kms=kms, all_events=True)["events"]
     assert list(events) == list(EVENTS)
+    event: Any
     for event in EVENTS:
         assert events[event] == jobs.audit("ds", kms=kms, event=event)["steps"]
     assert "events" not in jobs.audit("ds", kms=kms)

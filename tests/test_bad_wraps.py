@@ -31,30 +31,28 @@ class Broken(local.LocalKms):
     def _bad(self, wrapping_key_id: str) -> bool:
         return wrapping_key_id in self.properties.get("broken-for", MASTER).split(",")
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         how = self.properties.get("broken") if self._bad(wrapping_key_id) else None
         if how == "garbage":
-            return os.urandom(len(super()._wrap(key, wrapping_key_id)))
+            return os.urandom(len(super().wrap_key(key, wrapping_key_id)))
         if how == "another":
-            return super()._wrap(os.urandom(len(key)), wrapping_key_id)
+            return super().wrap_key(os.urandom(len(key)), wrapping_key_id)
         if how == "short":
-            return super()._wrap(key[:5], wrapping_key_id)
-        wrapped = super()._wrap(key, wrapping_key_id)
+            return super().wrap_key(key[:5], wrapping_key_id)
+        wrapped = super().wrap_key(key, wrapping_key_id)
         return wrapped[:-1] + bytes([wrapped[-1] ^ 1]) if how == "flipped" else wrapped
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         if self.properties.get("broken") == "encrypt-only" and self._bad(wrapping_key_id):
             raise KeyAccessError("the caller may not decrypt")
         if self.properties.get("broken") == "changed" and self._bad(wrapping_key_id):
             wrapped = wrapped[:-1] + bytes([wrapped[-1] ^ 1])
-        return super()._unwrap(wrapped, wrapping_key_id)
+        return super().unwrap_key(wrapped, wrapping_key_id)
 
 
 class BrokenRewrap(Broken):
-    supports_rewrap = True
-
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return self._wrap(local.LocalKms._unwrap(self, wrapped, wrapping_key_id), wrapping_key_id)
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self.wrap_key(local.LocalKms.unwrap_key(self, wrapped, wrapping_key_id), wrapping_key_id)
 
 
 def broken(kms: dict[str, str], how: str, kind: type = Broken, masters: str = MASTER) -> dict[str, str]:
@@ -81,7 +79,7 @@ def still_opens(dataset: Path, kms: dict[str, str], before: dict[str, bytes]) ->
 @pytest.mark.parametrize("what", ["kek", "double-wrap", "mek"])
 @pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
 def test_a_rotation_to_wraps_that_do_not_open(
-    kms: dict[str, str], dataset: Path, what: str, how: str, warm: bool
+    kms: dict[str, str], dataset: Path, what: Any, how: str, warm: bool
 ) -> None:
     """It ended with nothing that opens: `rotate` put in KEKs that only its process's cache knew."""
     add_tree(dataset, kms, TREE, double_wrap=what != "double-wrap", policy=Policy(kek_scope="partition"))

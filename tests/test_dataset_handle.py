@@ -79,7 +79,7 @@ def test_what_it_shows(url: Path, kms: dict[str, str]) -> None:
     with pytest.raises(FileNotFoundError, match="version 2 has no 'nothing'"):
         dataset.open_file("nothing")
     with pytest.raises(ValueError, match="missing"):
-        dataset.open_file("empty", missing="drop")
+        dataset.open_file("empty", missing="drop")  # type: ignore[arg-type]
     assert kms["kms.local.path"] not in repr(dataset)
     assert "version 2" in repr(dataset)
 

@@ -282,7 +282,7 @@ def test_a_kms_that_gives_another_key(properties: dict[str, str]) -> None:
     class Wrong(Plain):
         answer = b""
 
-        def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
             self.calls.append("unwrap")
             return self.answer
 
@@ -372,7 +372,7 @@ class Slow(Plain):
         super().__init__()
         self.error = error
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("unwrap")
         time.sleep(0.2)
         if self.error is not None:

@@ -56,10 +56,10 @@ def options(tmp_path: Path, kms: dict[str, str]) -> dict[str, Any]:
 class Mine(KmsClient):
     """A client that no properties describe."""
 
-    def _wrap(self, *args: Any) -> Any:
+    def wrap_key(self, *args: Any) -> Any:
         raise NotImplementedError
 
-    def _unwrap(self, *args: Any) -> Any:
+    def unwrap_key(self, *args: Any) -> Any:
         raise NotImplementedError
 
 

@@ -221,7 +221,7 @@ class Pair:
 
     def turn_keys(self) -> None:
         table = self.tables[1]
-        choice = self.random.choice(("kek", "mek", "manifests", "data"))
+        choice: Any = self.random.choice(("kek", "mek", "manifests", "data"))
         result = rotate(table, what=choice) if choice in ("kek", "mek") else rekey(table, what=choice, engine=HERE)
         result.raise_for_failures()
 

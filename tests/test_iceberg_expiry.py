@@ -603,7 +603,7 @@ def test_races(tmp_path: Path, catalog: Catalog, kms: dict[str, str], expires: b
                 # Others came first, or the snapshot that it began with was expired.
                 table = sql_catalog(tmp_path, kms).load_table("ns.t")
 
-    def turn(what: str) -> None:
+    def turn(what: Any) -> None:
         for _ in range(3):
             if what == "mek":
                 local.rotate_key(kms, MASTER)

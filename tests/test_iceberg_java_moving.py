@@ -35,7 +35,7 @@ def check_newest(table: Table) -> None:
 
 @pytest.mark.parametrize("what", ["manifests", "data"])
 @pytest.mark.parametrize("key_length", [16, 32])
-def test_rekey(tmp_path: Path, judge: Judge, what: str, key_length: int) -> None:
+def test_rekey(tmp_path: Path, judge: Judge, what: Any, key_length: int) -> None:
     """Parquet, Avro, deletion vectors, equality deletes, and partitions of two kinds."""
     name = judge.name()
     judge.create(name, "id BIGINT, name STRING", key_length=key_length)

@@ -127,13 +127,15 @@ class Walk:
         return True
 
     def python_rotates(self) -> bool:
-        what, forced = self.random.choice(["kek", "mek"]), self.random.random() < 0.3
+        what: Any = self.random.choice(["kek", "mek"])
+        forced = self.random.random() < 0.3
         rotate(self.table, what=what, force_expire=forced).raise_for_failures()
         clear_cache()
         return True
 
     def python_rekeys(self) -> bool:
-        what, forced = self.random.choice(["manifests", "data"]), self.random.random() < 0.3
+        what: Any = self.random.choice(["manifests", "data"])
+        forced = self.random.random() < 0.3
         rekey(self.table, what=what, engine=HERE, force_expire=forced).raise_for_failures()
         return True
 

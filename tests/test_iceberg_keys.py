@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 class Rewrapping(UnitestKms):
     """One that does both in one call."""
 
-    supports_rewrap = True
-
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self.calls.append("rewrap")
         nonce, key = os.urandom(12), self.masters[wrapping_key_id]
         return nonce + AESGCM(key).encrypt(nonce, AESGCM(key).decrypt(wrapped[:12], wrapped[12:], None), None)
@@ -447,21 +445,21 @@ def test_master_keys(table: list[dict[str, Any]]) -> None:
 class Garbling(Rewrapping):
     """What it wraps does not open."""
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        return flip(super()._wrap(key, wrapping_key_id), 100)
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return flip(super().wrap_key(key, wrapping_key_id), 100)
 
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return flip(super()._rewrap(wrapped, wrapping_key_id), 100)
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return flip(super().rewrap_key(wrapped, wrapping_key_id), 100)
 
 
 class Confusing(Rewrapping):
     """What it wraps opens as another key."""
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        return super()._wrap(bytes(len(key)), wrapping_key_id)
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return super().wrap_key(bytes(len(key)), wrapping_key_id)
 
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return super()._wrap(bytes(16), wrapping_key_id)
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return super().wrap_key(bytes(16), wrapping_key_id)
 
 
 @pytest.mark.parametrize("kind", [Garbling, Confusing])

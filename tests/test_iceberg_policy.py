@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import StagedTable
 from pyiceberg.types import NestedField, TimestampNanoType
 
-from ags_fast.errors import IntegrityError, PolicyError
+from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import delete, files, open_table, policy
 from ags_fast.iceberg.manifests import Known
 
@@ -87,6 +87,17 @@ def test_an_encrypted_table_has_version_3(tmp_path: Path, catalog: Catalog, vers
         new_table(catalog, **{"format-version": version})
     assert stored(tmp_path) == {}
     assert new_table(catalog, **{"format-version": "3"}).properties == {KEY_ID: MASTER}
+
+
+@pytest.mark.parametrize("method", ["create_table", "create_table_if_not_exists", "create_table_transaction"])
+def test_a_new_table_has_a_master_key_that_wraps(tmp_path: Path, catalog: Catalog, method: str) -> None:
+    """The KMS is asked when the table is made: not only when its first rows are to be written."""
+    with pytest.raises(KeyAccessError, match="'nokey'"):
+        getattr(catalog, method)("ns.t", schema=SCHEMA, properties={KEY_ID: "nokey"})
+    with pytest.raises(KeyAccessError, match="no KMS was given"):
+        getattr(sql_catalog(tmp_path, None), method)("ns.t", schema=SCHEMA, properties={KEY_ID: MASTER})
+    assert stored(tmp_path) == {}
+    assert not catalog.table_exists("ns.t")
 
 
 @pytest.mark.parametrize("length", ["0", "8", "17", "x", "128"])

@@ -89,7 +89,7 @@ class Writers:
         for i in range(TURNS):
             self.patiently(functools.partial(delete, row_filter=f"id = {wanted + i}"))
 
-    def rotate(self, what: str) -> None:
+    def rotate(self, what: Any) -> None:
         for _ in range(TURNS):
             rotate(self.load(), what=what).raise_for_failures()
             time.sleep(0.05)

@@ -82,24 +82,24 @@ class Counted(local.LocalKms):
 
     before: list[Callable[[], object]]
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
         while self.before:
             self.before.pop()()
-        return super()._wrap(key, key_id)
+        return super().wrap_key(key, key_id)
 
 
 class Garbling(local.LocalKms):
     """What it wraps does not open."""
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
-        return flip(super()._wrap(key, key_id), 200)
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        return flip(super().wrap_key(key, key_id), 200)
 
 
 class Confusing(local.LocalKms):
     """What it wraps opens as another key."""
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
-        return super()._wrap(bytes(len(key)), key_id)
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        return super().wrap_key(bytes(len(key)), key_id)
 
 
 class Refusing(local.LocalKms):
@@ -107,15 +107,15 @@ class Refusing(local.LocalKms):
 
     wrapped: set[bytes]
 
-    def _wrap(self, key: bytes, key_id: str) -> bytes:
-        made = super()._wrap(key, key_id)
+    def wrap_key(self, key: bytes, key_id: str) -> bytes:
+        made = super().wrap_key(key, key_id)
         self.wrapped = {*getattr(self, "wrapped", ()), made}
         return made
 
-    def _unwrap(self, wrapped: bytes, key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, key_id: str) -> bytes:
         if wrapped in getattr(self, "wrapped", ()):
             raise PermissionError("unwrap")
-        return super()._unwrap(wrapped, key_id)
+        return super().unwrap_key(wrapped, key_id)
 
 
 @pytest.mark.parametrize("keep_old", [False, True])
@@ -365,7 +365,7 @@ def test_rotate_mek(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> No
 @pytest.mark.parametrize("what", ["kek", "mek"])
 @pytest.mark.parametrize("moves", [False, True])
 def test_rotate_to_another_master(
-    tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: str, moves: bool
+    tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: Any, moves: bool
 ) -> None:
     table = filled(catalog)
     before, first = stored(tmp_path), table.metadata.snapshots[0].snapshot_id
@@ -404,7 +404,7 @@ def test_arguments(catalog: Catalog, kms: dict[str, str]) -> None:
 @pytest.mark.parametrize("kind", [Garbling, Confusing, Refusing])
 @pytest.mark.parametrize("what", ["kek", "mek"])
 def test_a_bad_kms_changes_nothing(
-    tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: str, kind: type[local.LocalKms]
+    tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: Any, kind: type[local.LocalKms]
 ) -> None:
     filled(catalog)
     local.rotate_key(kms, MASTER)
@@ -430,7 +430,7 @@ def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
         before[:] = keks(raw_metadata(catalog.load_table("ns.t")))
         clear_cache()
 
-    places = [(FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (local.LocalKms, "_wrap")]
+    places = [(FileIO, "write_output"), (EncryptedCatalog, "commit_table"), (local.LocalKms, "wrap_key")]
     for _, ended in killed_before_steps(work, places, prepare=prepare):
         clear_cache()
         table = sql_catalog(tmp_path, kms).load_table("ns.t")
@@ -447,7 +447,7 @@ def test_killed(tmp_path: Path, catalog: Catalog, kms: dict[str, str]) -> None:
 @pytest.mark.parametrize("what", ["kek", "mek"])
 @pytest.mark.parametrize("other", ["append", "kek", "mek"])
 def test_another_commit_comes_first(
-    tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: str, other: str
+    tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: Any, other: Any
 ) -> None:
     """Between what the rotation has read and its commit. Nothing is lost, and nothing old comes back."""
     first = filled(catalog).metadata.snapshots[0].snapshot_id
@@ -481,7 +481,7 @@ def test_another_commit_comes_first(
 
 
 @pytest.mark.parametrize("what", ["kek", "mek"])
-def test_a_writer_that_began_before(tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: str) -> None:
+def test_a_writer_that_began_before(tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: Any) -> None:
     """Its snapshot comes under the new keys, and the old KEK does not come back."""
     table = filled(catalog)
     local.rotate_key(kms, MASTER)
@@ -497,7 +497,7 @@ def test_a_writer_that_began_before(tmp_path: Path, catalog: Catalog, kms: dict[
 
 
 @pytest.mark.parametrize("what", ["kek", "mek"])
-def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: str) -> None:
+def test_a_commit_whose_outcome_is_not_known(tmp_path: Path, catalog: Catalog, kms: dict[str, str], what: Any) -> None:
     """If it was not made, and another commit was, the rotation does not say that it was."""
     table = filled(catalog)
     local.rotate_key(kms, MASTER)

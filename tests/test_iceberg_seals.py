@@ -513,7 +513,7 @@ def test_a_seal_of_a_later_scheme(connect: Any, table: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("what", ["kek", "mek"])
-def test_to_another_kms(tmp_path: Path, table: Any, what: str) -> None:
+def test_to_another_kms(tmp_path: Path, table: Any, what: Any) -> None:
     (tmp_path / "moved").mkdir()
     target = make_kms(tmp_path / "moved", keys=(OTHER,))
     kept = pin(table)

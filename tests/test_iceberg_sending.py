@@ -145,10 +145,10 @@ def test_what_never_travels(tmp_path: Path, catalog: Any, kms: dict[str, str]) -
     class OfMemory(KmsClient):
         provider = "memory"
 
-        def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
             return bytes(one ^ 255 for one in key)
 
-        def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
             return bytes(one ^ 255 for one in wrapped)
 
     table = new_table(catalog)

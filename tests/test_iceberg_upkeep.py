@@ -66,7 +66,7 @@ def shown(folder: Path, texts: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("what", ["kek", "mek"])
-def test_a_rotation_that_expires(tmp_path: Path, catalog: Any, kms: dict[str, str], what: str) -> None:
+def test_a_rotation_that_expires(tmp_path: Path, catalog: Any, kms: dict[str, str], what: Any) -> None:
     table = filled(catalog)
     snapshots, old = {one.snapshot_id for one in table.metadata.snapshots}, wraps(table)
     if what == "mek":
@@ -100,7 +100,7 @@ def test_a_rotation_to_another_kms_that_expires(tmp_path: Path, catalog: Any, km
 
 
 @pytest.mark.parametrize("what", ["manifests", "data"])
-def test_a_rekey_that_expires(tmp_path: Path, catalog: Any, kms: dict[str, str], what: str) -> None:
+def test_a_rekey_that_expires(tmp_path: Path, catalog: Any, kms: dict[str, str], what: Any) -> None:
     """Whatever the retention: only what branches and tags name stays, and a warning says so."""
     table = new_table(catalog, **{"history.expire.min-snapshots-to-keep": "10"})
     for i in range(3):

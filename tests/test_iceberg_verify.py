@@ -124,9 +124,9 @@ def test_some_snapshots(table: Table) -> None:
     with pytest.raises(ValueError, match="no snapshot 7"):
         verify(table, snapshots=[7])
     with pytest.raises(ValueError, match="'all', 'current' or ids"):
-        verify(table, snapshots="newest")
+        verify(table, snapshots="newest")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'refuse' or 'allow'"):
-        verify(table, statistics="no")
+        verify(table, statistics="no")  # type: ignore[arg-type]
 
 
 def test_an_empty_table_and_one_in_plaintext(catalog: Catalog) -> None:

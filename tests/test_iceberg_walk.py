@@ -122,10 +122,10 @@ def test_a_kek_that_the_kms_refuses_is_asked_for_once(table: Any) -> None:
     raw, asked = raw_metadata(table), []
 
     class Refusing(KmsClient):
-        def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
             raise NotImplementedError
 
-        def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
             asked.append(wrapping_key_id)
             raise KeyAccessError("the KMS refuses")
 

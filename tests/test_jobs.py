@@ -972,10 +972,10 @@ class OfMyOwn(KmsClient):
     def __init__(self, kms: dict[str, str]) -> None:
         self._client = load_kms(kms)
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         return self._client.wrap_key(key, wrapping_key_id)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         return self._client.unwrap_key(wrapped, wrapping_key_id)
 
 
@@ -1091,7 +1091,7 @@ def interrupted(src: Path, dataset: Path, kms: Any, after: int, op: str = "encry
 
 @pytest.mark.parametrize("resume", ["length", "verify"])
 @pytest.mark.parametrize("op", ["encrypt", "rekey"])
-def test_resume(src: Path, dataset: Path, kms: dict[str, str], resume: str, op: str) -> None:
+def test_resume(src: Path, dataset: Path, kms: dict[str, str], resume: Any, op: str) -> None:
     if op == "rekey":
         encrypt(src, dataset, kms)
     interrupted(src, dataset, kms, 5, op)

@@ -50,22 +50,20 @@ class Rewrapping(local.LocalKms):
     """Does by itself what Vault and AWS do by themselves."""
 
     provider = "rewrapping"
-    supports_rewrap = True
-    supports_key_generation = True
 
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return self._wrap(self._unwrap(wrapped, wrapping_key_id), wrapping_key_id)
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
 
-    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         key = bytes(range(length))
-        return key, self._wrap(key, wrapping_key_id)
+        return key, self.wrap_key(key, wrapping_key_id)
 
 
 class Silent(local.LocalKms):
     """Tells no versions, as AWS."""
 
     provider = "silent"
-    _current_version = KmsClient._current_version  # type: ignore[assignment]  # noqa: SLF001 as if it had none
+    current_version = KmsClient.current_version  # type: ignore[assignment]  # as if it had none
 
     def key_version(self, wrapped: bytes) -> str | None:
         return None
@@ -120,7 +118,7 @@ def mixed(folder: Path, kms: Any) -> Path:
     return encrypt(folder, kms, MORE, policy=Policy(kek_lifetime_days=0))
 
 
-def columns(folder: Path, kms: Any, double_wrap: bool = True, key_material: str | None = None) -> Path:
+def columns(folder: Path, kms: Any, double_wrap: bool = True, key_material: Any = None) -> Path:
     for n in range(2):
         (folder / "parquet").mkdir(exist_ok=True)
         pq.write_table(pa.table({"id": [n], "ssn": ["1"], "city": ["x"]}), folder / "parquet" / f"{n}.parquet")
@@ -260,7 +258,7 @@ def mark_of(case: tuple[Any, ...]) -> Any:
 def test_what_an_event_calls_for_costs_what_was_said(
     state: Callable[..., Path],
     impl: Any,
-    event: str | None,
+    event: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -784,6 +782,7 @@ def test_key_stores_in_databases(tmp_path: Path) -> None:
             jobs.rotate(dataset, kms=kms, key_store=place)
     jobs.sweep(dataset, kms=kms, key_store=place)
     local.rotate_key(kms, "sales")
+    event: Any
     for what, event in (("mek", "planned"), ("kek", "kek-leaked")):
         steps = jobs.audit(dataset, kms=kms, key_store=place, event=event)["steps"]
         (step,) = [step for step in steps if step["arguments"].get("what") == what]

@@ -32,7 +32,7 @@ from ags_fast import Dataset, jobs
 from ags_fast import parquet as apq
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys import KmsClient, clear_cache, kms_calls, load_kms, set_audit_hook
-from ags_fast.keys.kms import PROVIDERS, as_kms, keystore_file, local, pace, shared_client
+from ags_fast.keys.kms import PROVIDERS, as_kms, check_travels, keystore_file, local, pace, shared_client
 from ags_fast.keys.kms.imports import find_class
 from ags_fast.keys.kms.names import BY_PROVIDER, COMMON, ELSEWHERE, SERVICE
 from ags_fast.keys.kms.pace import Pace
@@ -168,8 +168,14 @@ def test_every_property_is_documented() -> None:
 def test_properties_are_text(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="text"):
         load_kms({"encryption.kms-type": "local", "kms.local.path": tmp_path})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match="derive it from"):
+    with pytest.raises(TypeError, match="Path is not a KMS client: give the class a method wrap_key"):
         load_kms({"encryption.kms-impl": "pathlib:Path"})
+    with pytest.raises(TypeError, match="VaultCredential is not a KMS client"):
+        load_kms({"encryption.kms-impl": "kms_clients:VaultCredential"})
+    with pytest.raises(TypeError, match="KmsClient is not a KMS client"):
+        load_kms({"encryption.kms-impl": "ags_fast.keys:KmsClient"})
+    with pytest.raises(TypeError, match="keystore is not a class"):
+        load_kms({"encryption.kms-impl": "kms_clients:keystore"})
 
 
 def test_a_missing_dependency_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,13 +247,36 @@ def test_public_methods_of_users_are_checked() -> None:
         set_audit_hook(None)
 
 
-def test_a_client_is_derived_from_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loaded", [True, False], ids=["loaded", "passed"])
+def test_a_client_need_not_be_derived_from_ours(loaded: bool) -> None:
+    """It is checked, counted and limited as ours are, whatever names its class has of its own."""
+    properties = {"encryption.kms-impl": "kms_clients:Duck", "encryption.allowed-key-ids": "m", "my.own": "1"}
+    kms = load_kms(properties) if loaded else as_kms(Duck())
+    assert isinstance(kms, KmsClient)
+    assert (kms.supports_rewrap, kms.supports_key_generation, kms.waits) == (True, False, False)
+
+    def use() -> None:
+        assert kms.unwrap_key(kms.rewrap_key(kms.wrap_key(CANARY, "m"), "m"), "m") == CANARY
+
+    assert calls_of(use) == {("kms", "wrap"): 1, ("kms", "rewrap"): 1, ("kms", "unwrap"): 1}
+    kms.close()
+    if not loaded:
+        with pytest.raises(TypeError, match="properties"):
+            pickle.dumps(kms)
+        return
+    assert kms.properties == properties
+    assert pickle.loads(pickle.dumps(kms)).unwrap_key(kms.wrap_key(CANARY, "m"), "m") == CANARY
+    assert type(load_kms(properties)) is type(kms)
+    check_travels(kms)
+    with pytest.raises(KeyAccessError, match="allowed-key-ids"):
+        kms.wrap_key(CANARY, "n")
+
+
+def test_what_is_a_client(tmp_path: Path) -> None:
     proper = Proper()
     assert as_kms(proper) is proper
-    with pytest.raises(TypeError, match="Duck is not a KMS client"):
-        load_kms({"encryption.kms-impl": "kms_clients:Duck"})
-    with pytest.raises(TypeError, match="not Duck: derive"):
-        as_kms(Duck())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="methods wrap_key and unwrap_key, not int"):
+        as_kms(5)  # type: ignore[arg-type]
     for client in (proper, Plain(), Overriding()):
         with pytest.raises(TypeError, match="properties"):
             pickle.dumps(client)
@@ -306,9 +335,9 @@ def test_impossible_key_ids(key_id: str) -> None:
 def test_bytes_like_keys(tmp_path: Path) -> None:
     kms = load_kms(keystore(tmp_path, "m"))
     for kind in (bytes, bytearray, memoryview):
-        wrapped = kms.wrap_key(kind(CANARY), "m")
-        assert kms.unwrap_key(kind(wrapped), "m") == CANARY
-        assert kms.unwrap_key(kms.rewrap_key(kind(wrapped), "m"), "m") == CANARY
+        wrapped = kms.wrap_key(kind(CANARY), "m")  # type: ignore[arg-type]
+        assert kms.unwrap_key(kind(wrapped), "m") == CANARY  # type: ignore[arg-type]
+        assert kms.unwrap_key(kms.rewrap_key(kind(wrapped), "m"), "m") == CANARY  # type: ignore[arg-type]
     for junk in ("text", 16, None, [1]):
         for method in (kms.wrap_key, kms.unwrap_key, kms.rewrap_key):
             with pytest.raises(TypeError):
@@ -1039,7 +1068,8 @@ def test_a_dataset_with_its_id_in_the_context(moto: Aws, tmp_path: Path, double_
         clear_cache()
         assert not jobs.verify_files(dataset, **common).failed
         assert moto.last()["EncryptionContext"] == {"dataset": own}
-        for what in ("kek", "mek")[: 1 + double_wrap]:
+        turns: Any = ("kek", "mek")[: 1 + double_wrap]
+        for what in turns:
             jobs.rotate(dataset, what=what, **common)
         assert not jobs.verify_files(dataset, kms=bound, engine=jobs.LocalEngine(processes=1)).failed
         clear_cache()

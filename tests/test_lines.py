@@ -199,7 +199,7 @@ def test_errors_of_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["", "b", "t", "rbt", "rr", "r+", "rw", "a", "rU", "br+", "rtt"])
 def test_unknown_modes(mode: str) -> None:
     with pytest.raises(ValueError, match="mode must be"):
-        ags_fast.open(io.BytesIO(), mode, key=KEY)
+        ags_fast.open(io.BytesIO(), mode, key=KEY)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("option", [{"encoding": "utf-8"}, {"errors": "strict"}, {"newline": ""}])

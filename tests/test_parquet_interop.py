@@ -42,7 +42,7 @@ def encrypt(source: Any, target: Any, keys: PmeKeys, **options: Any) -> Any:
         source,
         target,
         ours(keys),
-        algorithm=keys.algorithm,
+        algorithm=keys.algorithm,  # type: ignore[arg-type]
         plaintext_footer=keys.plaintext_footer,
         other_columns="footer" if keys.complete or not keys.columns else "plain",
         aad_prefix=keys.aad_prefix,

@@ -87,11 +87,11 @@ class InMemoryKms(KmsClient):
     provider = "memory"
     master_keys: ClassVar = {"kf": b"0123456789012345", "kc1": b"1234567890123450", "kc2": b"1234567890123451"}
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         nonce = os.urandom(12)
         return nonce + AESGCM(self.master_keys[wrapping_key_id]).encrypt(nonce, key, wrapping_key_id.encode())
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         aes = AESGCM(self.master_keys[wrapping_key_id])
         return aes.decrypt(wrapped[:12], wrapped[12:], wrapping_key_id.encode())
 
@@ -99,22 +99,22 @@ class InMemoryKms(KmsClient):
 class LocalWrapKms(InMemoryKms):
     """As parquet's LocalWrapKmsClient: what is wrapped is JSON."""
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        encrypted = base64.b64encode(super()._wrap(key, wrapping_key_id)).decode()
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        encrypted = base64.b64encode(super().wrap_key(key, wrapping_key_id)).decode()
         return json.dumps({"masterKeyVersion": "NO_VERSION", "encryptedKey": encrypted}).encode()
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return super()._unwrap(base64.b64decode(json.loads(wrapped)["encryptedKey"]), wrapping_key_id)
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return super().unwrap_key(base64.b64decode(json.loads(wrapped)["encryptedKey"]), wrapping_key_id)
 
 
 class HexKms(InMemoryKms):
     """What is wrapped is text that looks like base64."""
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        return super()._wrap(key, wrapping_key_id).hex().encode()
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return super().wrap_key(key, wrapping_key_id).hex().encode()
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return super()._unwrap(bytes.fromhex(wrapped.decode()), wrapping_key_id)
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return super().unwrap_key(bytes.fromhex(wrapped.decode()), wrapping_key_id)
 
 
 class ArrowKms(pe.KmsClient):
@@ -786,9 +786,9 @@ def test_a_material_that_changes_meanwhile_is_left(folder: Path) -> None:
     path = folder / "file.parquet"
 
     class Racing(InMemoryKms):
-        def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
             material_file(path).write_text("somebody else's")
-            return super()._unwrap(wrapped, wrapping_key_id)
+            return super().unwrap_key(wrapped, wrapping_key_id)
 
     factory = keytools.CryptoFactory(InMemoryKms(), internal=False)
     factory.encryption_keys("kf", path=path)
@@ -1092,7 +1092,7 @@ def test_a_kms_that_refuses(properties: dict[str, str], double: bool) -> None:
 
 def test_a_kms_that_wraps_nothing() -> None:
     class Empty(InMemoryKms):
-        def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+        def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
             return b""
 
     for double in (True, False):

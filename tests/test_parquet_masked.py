@@ -357,7 +357,7 @@ def test_errors_stay_errors() -> None:
     with pytest.raises(KeyAccessError, match=r"struct\.age"):
         open_plain(sealed, Keys(KF))
     with pytest.raises(ValueError, match="'null'"):
-        open_plain(sealed, Keys(KF), missing="nulls")
+        open_plain(sealed, Keys(KF), missing="nulls")  # type: ignore[arg-type]
     with pytest.raises(IntegrityError):  # a wrong key is not a missing one
         open_plain(sealed, Keys(KF, {"struct.age": bytes(range(16))}), missing="null")
     reference = ParquetFile(sealed, KF, {"struct.age": K1})

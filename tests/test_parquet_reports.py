@@ -196,7 +196,7 @@ def test_choices_are_checked() -> None:
         refused(ValueError, ".", parquet.decrypt_file, sealed, keys, **options)
     refused(ValueError, ".", parquet.reencrypt_file, sealed, keys, keys, algorithm="AES")
     with pytest.raises(ValueError, match="missing"):
-        parquet.verify(sealed, keys, missing="drop")
+        parquet.verify(sealed, keys, missing="drop")  # type: ignore[arg-type]
 
 
 def test_plain_columns_with_a_wrong_crc() -> None:

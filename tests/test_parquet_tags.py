@@ -230,7 +230,7 @@ def ended(data: bytes, tail: int) -> bytes:
     return data + (len(data) - tail).to_bytes(4, "little") + b"PAR1"
 
 
-def shifted_nulls(layout: str) -> tuple[bytes, bytes, Keys]:
+def shifted_nulls(layout: Any) -> tuple[bytes, bytes, Keys]:
     """A file with V2 pages, and the same after somebody without a key has moved its nulls, where that can be done."""
     table = pa.table({"a": pa.array([i if i % 2 == 0 else None for i in range(48)], pa.int64()), "b": [1] * 48})
     sink = io.BytesIO()

@@ -535,7 +535,7 @@ def test_a_missing_key_is_an_error_at_open() -> None:
     with pytest.raises(KeyAccessError, match=r"'id' is needed"):
         open_plain(sealed, Keys(KF))
     with pytest.raises(ValueError, match="missing"):
-        open_plain(sealed, Keys(KF), missing="drop")
+        open_plain(sealed, Keys(KF), missing="drop")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="keys"):
         open_plain(sealed, None)
 
@@ -919,7 +919,7 @@ def test_filesystem_policies(folder: Path) -> None:
         with pytest.raises(TypeError, match="keys"):
             wrong()
     with pytest.raises(ValueError, match="plain"):
-        make_filesystem(KEYS, plain="maybe")
+        make_filesystem(KEYS, plain="maybe")  # type: ignore[arg-type]
 
 
 def test_filesystem_by_path_and_over_another() -> None:

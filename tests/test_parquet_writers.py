@@ -194,7 +194,7 @@ def test_choices_of_other_writers(unique: bytes) -> None:
 
 @pytest.mark.parametrize("algorithm", [GCM, CTR])
 @pytest.mark.parametrize("nulls", ["required", "some", "all", "nested"])
-def test_both_layouts_of_v2_pages(nulls: str, algorithm: str) -> None:
+def test_both_layouts_of_v2_pages(nulls: str, algorithm: Any) -> None:
     plain = v2(nulls)
     leaves = files.leaves_of(plain)
     mode = Mode(algorithm, columns="columns")
@@ -218,12 +218,8 @@ def test_both_layouts_of_v2_pages(nulls: str, algorithm: str) -> None:
         assert data_of(unseal(made[layout], mode, leaves)) == data_of(plain)
         parquet.verify(made[layout], keys, allow_ctr=mode.ctr)
     # One turns into the other, and both keep what they are unless told.
-    for layout, wanted in (
-        ("arrow", "parquet-java"),
-        ("parquet-java", "arrow"),
-        ("arrow", None),
-        ("parquet-java", None),
-    ):
+    turns: Any = (("arrow", "parquet-java"), ("parquet-java", "arrow"), ("arrow", None), ("parquet-java", None))
+    for layout, wanted in turns:
         out = bytearray()
         parquet.reencrypt_file(made[layout], out, keys, keys, v2_layout=wanted, threads=1, allow_ctr=mode.ctr)
         levels = [one.levels for one in reference(bytes(out), mode, leaves).modules() if one.kind == ref.DATA_PAGE]

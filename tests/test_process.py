@@ -221,8 +221,8 @@ def failures(tmp_path: Path) -> list[BaseException]:
         lambda: StandardKeyMetadata.decode(b"\1\x22" + CANARY + b"x\0\0"),
         lambda: StandardKeyMetadata.decode(CANARY),
         lambda: ags_fast.open(stream, key=bytes(16), key_metadata=metadata),
-        lambda: ags_fast.open(stream, key=CANARY),
-        lambda: ags_fast.open(stream, "r+", key=CANARY),
+        lambda: ags_fast.open(stream, key=CANARY),  # type: ignore[call-overload]
+        lambda: ags_fast.open(stream, "r+", key=CANARY),  # type: ignore[call-overload]
         lambda: ags_fast.open(stream, key_metadata=metadata, length=5),
         lambda: ags_fast.open(stream, key_metadata=metadata, aad_prefix=b"another"),
         lambda: hash(metadata),

@@ -67,6 +67,8 @@ def test_page(page, tmp_path, monkeypatch):
             pytest.importorskip(module)
     if "ags_fast import iceberg" in page.read_text():
         pytest.importorskip("pyiceberg")
+    if "fsspec.config" in page.read_text():
+        monkeypatch.setattr("fsspec.config.conf", {})  # what the page sets there is of this process
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
     reader = Reader(tmp_path / "folder")
@@ -119,6 +121,16 @@ def test_each_kms(name, tmp_path, monkeypatch):
             names |= {"kms": {**names["kms"], **service.properties}, "key": service.new_key()}
         exec(compile(ast.Module(page.body[begin:], []), "snippet", "exec"), names)
     assert [*(tmp_path / f"{name}.enc").glob("01.csv.*.ags")]
+
+
+def test_a_kms_of_ones_own(tmp_path, monkeypatch):
+    pytest.importorskip("cryptography")
+    (snippet,) = (snippet for snippet in snippets(DOCS / "kms.md") if "class MyKms" in snippet.text)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "01.csv").write_text("id\n1\n")
+    Reader(tmp_path).paste(snippet)
+    assert [*(tmp_path / "own.enc").glob("01.csv.*.ags")]
 
 
 @pytest.mark.more

@@ -118,7 +118,7 @@ def test_a_parquet_file_of_an_open_dataset(server: SlowS3, common: dict[str, Any
         found = view.read_ranges(ranges)  # type: ignore[attr-defined]
         log = server.log()
         assert in_flight(log) == len(log) <= 6
-        assert found == [view.read_at(begin, size) for begin, size in ranges]  # type: ignore[attr-defined]
+        assert found == [view.read_at(begin, size) for begin, size in ranges]
         assert pq.read_table(view).equals(table)
     server.set()
 

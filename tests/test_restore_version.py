@@ -71,7 +71,7 @@ def test_a_version_comes_back(dataset: Path, kms: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("what", ["kek", "double-wrap"])
-def test_keys_that_were_replaced_stay_replaced(dataset: Path, kms: dict[str, str], what: str) -> None:
+def test_keys_that_were_replaced_stay_replaced(dataset: Path, kms: dict[str, str], what: Any) -> None:
     """What comes back is wrapped by the KEKs of today, so the old ones may go."""
     rotate(dataset, kms=kms, what=what, **QUIET)
     rekey_files(dataset, kms=kms, paths="a", **QUIET)

@@ -64,10 +64,8 @@ COLD_OPEN = Counter(unwrap=1)  # to see that the key store is authentic, which i
 class Rewrapping(local.LocalKms):
     """A keystore that wraps anew without giving the key away, as AWS and Vault do."""
 
-    supports_rewrap = True
-
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return self._wrap(self._unwrap(wrapped, wrapping_key_id), wrapping_key_id)
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
 
 
 class Bulky(local.LocalKms):
@@ -75,11 +73,11 @@ class Bulky(local.LocalKms):
 
     NBYTES = 50_000
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        return super()._wrap(key, wrapping_key_id) + os.urandom(self.NBYTES)
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return super().wrap_key(key, wrapping_key_id) + os.urandom(self.NBYTES)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return super()._unwrap(wrapped[: -self.NBYTES] or wrapped, wrapping_key_id)  # or a plain keystore's
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return super().unwrap_key(wrapped[: -self.NBYTES] or wrapped, wrapping_key_id)  # or a plain keystore's
 
 
 class Failing(local.LocalKms):
@@ -95,13 +93,13 @@ class Failing(local.LocalKms):
         if self.left < 0:
             raise KeyAccessError("the tests refuse it")
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         self._count()
-        return super()._wrap(key, wrapping_key_id)
+        return super().wrap_key(key, wrapping_key_id)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         self._count()
-        return super()._unwrap(wrapped, wrapping_key_id)
+        return super().unwrap_key(wrapped, wrapping_key_id)
 
 
 def client(kind: type[local.LocalKms], properties: dict[str, str]) -> KmsClient:
@@ -144,7 +142,7 @@ def encrypt(dataset: Path, kms: Any, tree: dict[str, bytes] = TREE, master: str 
     return result
 
 
-def turned(dataset: Path, kms: Any, what: str = "kek", **options: Any) -> JobResult:
+def turned(dataset: Path, kms: Any, what: Any = "kek", **options: Any) -> JobResult:
     result = rotate(dataset, kms=kms, what=what, progress=False, **options)
     result.raise_for_failures()
     return result
@@ -962,7 +960,7 @@ def test_a_new_kms_that_refuses(tmp_path: Path, kms: dict[str, str], dataset: Pa
 
 
 @pytest.mark.parametrize("what", ["kek", "double-wrap"])
-def test_a_kms_that_refuses_in_single_wrap(kms: dict[str, str], dataset: Path, what: str) -> None:
+def test_a_kms_that_refuses_in_single_wrap(kms: dict[str, str], dataset: Path, what: Any) -> None:
     """The first refusal comes before any key is wrapped; a later one leaves what was read as it was, and the next run
     asks for the rest only."""
     encrypt(dataset, kms, double_wrap=False)

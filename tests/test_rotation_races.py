@@ -232,7 +232,7 @@ class World:
 
         return Actor(work)
 
-    def rotate(self, what: str, **options: Any) -> Actor:
+    def rotate(self, what: Any, **options: Any) -> Actor:
         def work() -> JobResult:
             if what == "mek":
                 local.rotate_key(self.kms, MASTER)

@@ -124,7 +124,7 @@ def test_what_is_refused(dataset: Dataset, kms: dict[str, str]) -> None:
             with pytest.raises(error):
                 new.create(path)
         with pytest.raises(ValueError, match="'csv'"):
-            new.create("x", "csv")
+            new.create("x", "csv")  # type: ignore[arg-type]
         with pytest.raises(FileNotFoundError):
             new.remove("x")
         new.remove("a")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._types import Event, check_choice
 from ags_fast.audit import runbook
 from ags_fast.audit.report import Report
 from ags_fast.audit.survey import Master, Survey
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.keys.entry import KeyEntry
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 
 NAMED = 8  # things that a sentence names
@@ -32,7 +33,7 @@ NAMED = 8  # things that a sentence names
 def key_status(
     dataset: Folder,
     *,
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     min_version: int | None = None,
     pin: str | None = None,
     key_store: KeyPlace = None,
@@ -188,8 +189,8 @@ def _versions(survey: Survey) -> list[dict[str, Any]]:
 def audit(
     dataset: Folder,
     *,
-    kms: KmsClient | Mapping[str, str],
-    event: str | None = None,
+    kms: Kms,
+    event: Event | None = None,
     paths: str | Sequence[str] | None = None,
     all_events: bool = False,
     min_version: int | None = None,
@@ -240,8 +241,7 @@ def audit(
         ConcurrentChangeError: The dataset changes faster than it can be read.
         KeyAccessError: The KMS refuses what is needed to open the dataset.
     """
-    if event is not None and event not in runbook.EVENTS:
-        raise ValueError(f"event must be {', '.join(map(repr, runbook.EVENTS))} or None, not {event!r}")
+    check_choice("event", event, Event, None)
     if paths is not None and event != "dek-leaked":
         raise ValueError("paths are for event='dek-leaked': the files whose data keys somebody may have")
     snapshot = Access.of(dataset, kms, key_store, storage_options, min_version=min_version, pin=pin).open()

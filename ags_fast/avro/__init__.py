@@ -7,19 +7,16 @@ cover the plaintext once give every record once, wherever the cuts are.
 
 from __future__ import annotations
 
-from ags_fast._lazy import attribute as _attribute
+from ags_fast._lazy import lazy as _lazy
 from ags_fast.avro.records import BUFFER_NBYTES, read_split, splits, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ags_fast.avro.reading import DECODERS, AvroFile, read_batches
 
 __all__ = ["BUFFER_NBYTES", "DECODERS", "AvroFile", "read_batches", "read_split", "splits", "write"]
 
 _HOMES = {"reading": ("DECODERS", "AvroFile", "read_batches")}  # these need pyarrow
 
-
-def __getattr__(name: str) -> Any:
-    return _attribute(__name__, _HOMES, name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _lazy(__name__, _HOMES)

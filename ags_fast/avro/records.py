@@ -157,7 +157,7 @@ def write(
     *,
     codec: str = "null",
     aad_prefix: Buffer | None = b"",
-    block_size: int = 1 << 20,
+    block_size: int | str = 1 << 20,
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,

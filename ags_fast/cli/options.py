@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -186,29 +185,28 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def size(text: str) -> int:
+def size(text: str) -> Any:
     """A number of bytes."""
-    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"a number of bytes is required, such as 4096, 64K or 1M, not {text!r}")
-    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]
+    from ags_fast.ags1 import nbytes_of
+
+    return _number(nbytes_of, text, "bytes is required, such as 4096, 64K or 1M")
 
 
-def hours(text: str) -> timedelta:
+def hours(text: str) -> Any:
     """A number of hours."""
-    return _duration(text, "hours")
+    return _number(lambda number: timedelta(hours=float(number)), text, "hours is required")
 
 
-def days(text: str) -> timedelta:
+def days(text: str) -> Any:
     """A number of days."""
-    return _duration(text, "days")
+    return _number(lambda number: timedelta(days=float(number)), text, "days is required")
 
 
-def _duration(text: str, unit: str) -> timedelta:
+def _number(parse: Callable[[str], Any], text: str, what: str) -> Any:
     try:
-        return timedelta(**{unit: float(text)})
+        return parse(text)
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"a number of {unit} is required, not {text!r}") from None
+        raise argparse.ArgumentTypeError(f"a number of {what}, not {text!r}") from None
 
 
 # --------------------------------------------------------------------------------------------- options of many commands

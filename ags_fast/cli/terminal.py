@@ -180,4 +180,5 @@ interrupts = Interrupts()
 
 def show_warning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
     """Print one line for a warning, without its source line; for `warnings.showwarning`."""
-    warn(str(message))
+    if category.__name__ != "JobFailuresWarning":  # which the result of a command shows
+        warn(str(message))

@@ -21,7 +21,7 @@ from ags_fast.dataset.sealed import Document, decoded, read_object
 from ags_fast.dataset.snapshot import Snapshot
 from ags_fast.errors import PolicyError
 from ags_fast.fs import Store
-from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.keys.kms import Kms, KmsClient, as_kms
 from ags_fast.keys.stores import KeyResolver, open_key_store
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Access:
     def of(
         cls,
         dataset: Folder,
-        kms: KmsClient | Mapping[str, str],
+        kms: Kms,
         key_store: KeyPlace = None,
         storage_options: Mapping[str, Any] | None = None,
         version: int | None = None,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
+from ags_fast._types import KeyMaterial, OrShow, WritableFile, check_choice
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.files.contents import format_of
 from ags_fast.dataset.key_material import KEYTOOLS
@@ -16,17 +17,16 @@ from ags_fast.errors import IntegrityError
 from ags_fast.fs import without_password
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Iterable, Iterator, Mapping
 
-    from ags_fast._types import WritableFile
+    from ags_fast._cursor import Cursor
     from ags_fast.dataset.access import Folder, KeyPlace
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.policy import Policy
     from ags_fast.dataset.transaction import Transaction
     from ags_fast.fs import Store
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 __all__ = ["Change", "Dataset", "DatasetFile", "DatasetVersion", "SealedFile"]
 
@@ -147,13 +147,15 @@ class Dataset:
         self._left_at = left_at  # the version that a pickled handle was at, and its pin
         self._snapshot: Snapshot | None = None
         self._lock = threading.RLock()
+        if not isinstance(access, Access):
+            raise TypeError("open a dataset by Dataset.open(url, kms=...), and make one by Dataset.create")
 
     @classmethod
     def open(
         cls,
         url: Folder,
         *,
-        kms: KmsClient | Mapping[str, str],
+        kms: Kms,
         version: int | None = None,
         min_version: int | None = None,
         pin: str | None = None,
@@ -187,7 +189,7 @@ class Dataset:
         cls,
         url: Folder,
         *,
-        kms: KmsClient | Mapping[str, str],
+        kms: Kms,
         wrapping_key_id: str,
         policy: Policy | None = None,
         key_store: KeyPlace = None,
@@ -238,7 +240,8 @@ class Dataset:
         return self.snapshot().entry.pin
 
     def __repr__(self) -> str:
-        return f"<Dataset {self._access.store!r}{'' if self._snapshot is None else f', version {self.version}'}>"
+        shown = "" if self._snapshot is None else f", version {self.version}"
+        return f"<Dataset {getattr(self._access, 'store', None)!r}{shown}>"
 
     def _repr_html_(self) -> str:
         """Show in a notebook what was read already."""
@@ -340,7 +343,7 @@ class Dataset:
                 self._snapshot = before._replace(entry=before.log.head())
             return self.version != before.entry.number
 
-    def open_file(self, path: str, *, missing: str = "error", threads: int | None = None) -> io.RawIOBase:
+    def open_file(self, path: str, *, missing: OrShow = "error", threads: int | None = None) -> Cursor:
         """Open one file of this version as a seekable binary file of its plaintext.
 
         If the file's manifest was read before, the storage gets requests for the file itself, and no others. A Parquet
@@ -357,7 +360,8 @@ class Dataset:
             ExpiredError: The version was expired meanwhile: `refresh`.
             KeyAccessError: The KMS refuses.
         """
-        missing, snapshot = _checked(missing), self.snapshot()
+        check_choice("missing", missing, OrShow)
+        snapshot = self.snapshot()
         row = snapshot.file(path)
         with snapshot.unless_expired():
             return format_of(row).view(snapshot.contents(row, threads, missing), row)
@@ -367,7 +371,7 @@ class Dataset:
         pattern: str | None = None,
         *,
         columns: Iterable[str] | None = None,
-        missing: str = "error",
+        missing: OrShow = "error",
         added: bool = False,
     ) -> Iterator[SealedFile]:
         """Iterate over the files of this version, in no order, as values that tasks can open by themselves.
@@ -386,7 +390,8 @@ class Dataset:
         Raises:
             ExpiredError: The version was expired meanwhile: `refresh`.
         """
-        missing, snapshot = _checked(missing), self.snapshot()
+        check_choice("missing", missing, OrShow)
+        snapshot = self.snapshot()
         if not added or snapshot.entry.operation in ADDS:
             yield from snapshot.sealed(snapshot.files(pattern, added=added), columns, missing)
 
@@ -409,11 +414,11 @@ class Dataset:
         wrapping_key_id: str | None = None,
         double_wrap: bool = True,
         dek_length: int = 16,
-        block_size: int = DEFAULT_BLOCK_SIZE,
+        block_size: int | str = DEFAULT_BLOCK_SIZE,
         column_keys: Mapping[str, str] | None = None,
         fsync: bool = True,
         threads: int | None = None,
-        key_material: str | None = None,
+        key_material: KeyMaterial | None = None,
     ) -> Transaction:
         """Make a transaction on this version, to be used in a ``with`` block: see `Transaction`.
 
@@ -433,7 +438,8 @@ class Dataset:
         self._check_writes()
         from ags_fast.dataset.transaction import Settings, Transaction  # readers need none of it
 
-        how = wrapping_key_id, double_wrap, dek_length, block_size, column_keys, fsync, threads, key_material
+        nbytes = check_block_size(block_size)
+        how = wrapping_key_id, double_wrap, dek_length, nbytes, column_keys, fsync, threads, key_material
         return Transaction(self.snapshot(), Settings(*how), self._show)
 
     def resume(self, job_id: str) -> Transaction:
@@ -482,12 +488,6 @@ class Dataset:
                 f"version {number} of {self.url} is not the version that the pickled handle was at: it was exchanged"
             )
         return snapshot
-
-
-def _checked(missing: str) -> str:
-    if missing not in ("error", "hide", "null"):
-        raise ValueError(f"missing must be 'error', 'hide' or 'null', not {missing!r}")
-    return missing
 
 
 def _changes(old: Mapping[str, FileEntry], new: Mapping[str, FileEntry], store: Store) -> Iterator[Change]:

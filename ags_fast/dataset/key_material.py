@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._types import KeyMaterial, check_choice
 from ags_fast.keys.envelope import in_threads
 from ags_fast.keys.kms import Wrapped
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.keys.envelope import Envelope
 
-KEYTOOLS = "keytools"
+KEYTOOLS: KeyMaterial = "keytools"
 NBYTES = (16, 24)  # of a DEK. A KEK has 32, so that the wrap of such a DEK never passes for that of a KEK
 CONCURRENCY = 8  # calls of the KMS at once
 FOOTER = ""  # for a column's path in a record: the footer key
@@ -27,8 +28,7 @@ FOOTER = ""  # for a column's path in a record: the footer key
 
 def check_key_material(key_material: str | None, dek_length: int) -> None:
     """Raise ValueError for a kind that there is not, and for data keys that would be as long as KEKs."""
-    if key_material not in (None, KEYTOOLS):
-        raise ValueError(f"key_material must be {KEYTOOLS!r} or None, not {key_material!r}")
+    check_choice("key_material", key_material, KeyMaterial, None)
     if key_material is not None and dek_length not in NBYTES:
         raise ValueError(
             f"with key_material, dek_length is 16 or 24 bytes, not {dek_length}: KEKs have {dek_length} bytes, and "

@@ -51,7 +51,7 @@ from ags_fast.errors import (
 )
 from ags_fast.keys.entry import MASTER_VERSION, ROW, KeyEntry
 from ags_fast.keys.envelope import Envelope
-from ags_fast.keys.kms import KmsClient, as_kms
+from ags_fast.keys.kms import Kms, KmsClient, as_kms
 from ags_fast.keys.stores import KeyResolver, Wraps
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Log:
     def __init__(
         self,
         store: Store,
-        kms: KmsClient | Mapping[str, str],
+        kms: Kms,
         *,
         pin: Pin | None = None,
         key_store: KeyResolver | None = None,

@@ -24,6 +24,10 @@ class Row(NamedTuple):
     checksum: str | None = None  # encrypt with checksum=True: of the source, keyed, in hex
 
 
+class JobFailuresWarning(UserWarning):
+    """A job has ended, and some of its rows failed: look at `JobResult.failed`, or call `raise_for_failures`."""
+
+
 def shown(name: str) -> str:
     """Return a file's name as text for tables and documents; bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

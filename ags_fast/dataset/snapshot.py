@@ -17,9 +17,9 @@ from ags_fast.dataset.names import job_of
 from ags_fast.errors import ExpiredError, IntegrityError, KeyAccessError
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Collection, Iterable, Iterator
 
+    from ags_fast._cursor import Cursor
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.tables import Table
@@ -69,7 +69,7 @@ class SealedFile:
         """The id of the key that wraps the file's data key."""
         return self.entry.key_id
 
-    def open(self, *, threads: int | None = None) -> io.RawIOBase:
+    def open(self, *, threads: int | None = None) -> Cursor:
         """Open the file as a seekable binary file of its plaintext. The storage gets requests for this file only.
 
         Args:

@@ -30,6 +30,7 @@ from ags_fast.keys.stores.base import JOB_ID
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from ags_fast._types import FileFormat
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.files.writing import NewDatasetFile
@@ -338,7 +339,7 @@ class Transaction:
 
     # ---- changes
 
-    def create(self, path: str, format: str = "ags1", *, replace: bool = False) -> NewDatasetFile:
+    def create(self, path: str, format: FileFormat = "ags1", *, replace: bool = False) -> NewDatasetFile:
         """Create a file. It is part of the transaction when it is closed without an error.
 
         Args:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Callable, Iterator
 
+    from ags_fast._types import OrShow
     from ags_fast.dataset.dataset import Dataset, DatasetFile
 
 __all__ = ["DatasetFiles"]
@@ -52,7 +53,7 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
     protocol = "ags"
     root_marker = ""
     _handle: Handle
-    _missing = "error"
+    _missing: OrShow = "error"
     _threads: int | None = None
 
     @classmethod

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fsspec.compression import compr
 from fsspec.core import get_compression
 
 from ags_fast._text import TextWriter
+from ags_fast._types import FileFormat, OrShow, check_choice
 from ags_fast.filesystem.changing import ChangedFiles
 from ags_fast.filesystem.place import Handle, Place, chained_url, check_no_others
 from ags_fast.filesystem.writing import AgsTransaction, CompressedFile, NewFile, refuse_mode
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["AgsFileSystem"]
 
 TEXT_OPTIONS = ("encoding", "errors", "newline")
-FORMATS = ("auto", "ags1", "parquet")
 
 
 class AgsFileSystem(ChangedFiles):
@@ -71,10 +71,10 @@ class AgsFileSystem(ChangedFiles):
         version: int | None = None,
         min_version: int | None = None,
         pin: str | None = None,
-        format: str = "auto",
+        format: FileFormat | Literal["auto"] = "auto",
         key_store: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        missing: str = "error",
+        missing: OrShow = "error",
         write_options: Mapping[str, Any] | None = None,
         threads: int | None = None,
         fo: str | None = None,
@@ -96,9 +96,8 @@ class AgsFileSystem(ChangedFiles):
                     f"the protocol 'ags' needs the argument {name!r}: fsspec.filesystem('ags', dataset=<path or URL>, "
                     "kms=<properties>), or storage_options={'dataset': ..., 'kms': ...}"
                 )
-        for name, value, known in (("format", format, FORMATS), ("missing", missing, ("error", "hide", "null"))):
-            if value not in known:
-                raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, not {value!r}")
+        check_choice("format", format, FileFormat, "auto")
+        check_choice("missing", missing, OrShow)
         assert dataset is not None and kms is not None
         options = {
             "version": version,
@@ -206,7 +205,7 @@ class AgsFileSystem(ChangedFiles):
             file.discard()
             raise
 
-    def _create(self, path: str, replace: bool, format: str | None, autocommit: bool = True) -> NewFile:
+    def _create(self, path: str, replace: bool, format: Any, autocommit: bool = True) -> NewFile:
         format = format or self._format
         if format == "auto":
             format = "parquet" if path.endswith(".parquet") else "ags1"

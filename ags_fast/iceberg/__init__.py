@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ags_fast._lazy import attribute as _attribute
+from ags_fast._lazy import lazy as _lazy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ags_fast.iceberg.catalogs.dynamodb import DynamoDbCatalog
     from ags_fast.iceberg.catalogs.glue import GlueCatalog
     from ags_fast.iceberg.catalogs.hive import HiveCatalog
@@ -50,6 +48,5 @@ _HOMES = {
     "verification": ("verify",),
 }
 
-
-def __getattr__(name: str) -> Any:
-    return _attribute(__name__, _HOMES, name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _lazy(__name__, _HOMES)

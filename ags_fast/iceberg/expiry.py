@@ -25,6 +25,7 @@ from ags_fast.iceberg.locations import open_cost
 from ags_fast.iceberg.reading import MANIFEST, Node, error_of
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, RemovalContext
+from ags_fast.jobs.arguments import milliseconds
 from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.results import JobResult, Row, counted, describe
@@ -234,10 +235,8 @@ def expire(
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}: the newest snapshot of a branch stays")
-    if older_than is not None and older_than < timedelta(0):
-        raise ValueError("older_than must not be negative")
+    older_than_ms = milliseconds("older_than", older_than)
     checked(engine)
-    older_than_ms = None if older_than is None else older_than // timedelta(milliseconds=1)
     return expire_by(table, engine, dry_run=dry_run, keep=keep, older_than_ms=older_than_ms)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast._types import OrAllow, check_choice
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg.container import codec_of
 from ags_fast.iceberg.properties import SERVER, check_code, is_inspected, is_shown
@@ -93,10 +94,8 @@ def plaintext_setting(properties: Mapping[str, Any], *, encrypts: bool) -> Plain
     """
     files = properties.get(PLAINTEXT_FILES, "refuse")
     tables = properties.get(PLAINTEXT_TABLES, "refuse" if encrypts else "write")
-    if files not in ("allow", "refuse"):
-        raise ValueError(f"{PLAINTEXT_FILES} must be 'allow' or 'refuse', not {files!r}")
-    if tables not in ("refuse", "read", "write"):
-        raise ValueError(f"{PLAINTEXT_TABLES} must be 'refuse', 'read' or 'write', not {tables!r}")
+    check_choice(PLAINTEXT_FILES, files, OrAllow)
+    check_choice(PLAINTEXT_TABLES, tables, None, "refuse", "read", "write")
     return Plaintext(files, tables)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._types import Rekeyed, check_choice
 from ags_fast.errors import PolicyError
 from ags_fast.iceberg import policy, rewriting
 from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["rekey", "rewritten"]
 
-WHATS = ("manifests", "data")
 OLD_FILES = (
     "the snapshots before still name the files under the old keys, and older metadata files hold the keys of their "
     "manifest lists: expire(table) removes both"
@@ -41,7 +41,7 @@ OLD_REFS = "these branches and tags still name files under the old keys: {}. Rem
 def rekey(
     table: Table,
     *,
-    what: str = "manifests",
+    what: Rekeyed = "manifests",
     engine: Engine | None = None,
     force_expire: bool = False,
     dry_run: bool = False,
@@ -78,8 +78,7 @@ def rekey(
         ConcurrentChangeError: Other commits came first, again and again.
         ValueError: `what` is neither.
     """
-    if what not in WHATS:
-        raise ValueError(f"what must be {' or '.join(map(repr, WHATS))}, not {what!r}")
+    check_choice("what", what, Rekeyed)
     session = table_io(table).session
     session.check_writes()
     table.refresh()

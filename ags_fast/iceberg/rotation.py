@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast._types import RotatedTable, check_choice
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import FormatError, PolicyError
 from ags_fast.iceberg import policy
@@ -15,7 +16,7 @@ from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
 from ags_fast.iceberg.expiry import ALL_STAY, check_gc, forced
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.keys.iceberg import EncryptedKey, read_encryption_keys, rewrap_keks, rotate_keks, write_encryption_keys
-from ags_fast.keys.kms import KmsClient, check_key_id, shared_client
+from ags_fast.keys.kms import Kms, KmsClient, check_key_id, shared_client
 from ags_fast.metadata.unused import named_keys
 from ags_fast.seals.guard import moving
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Turned", "rewrapped_keks", "rotate", "rotated_keks", "with_keys"]
 
-WHATS = ("kek", "mek")
 KEYS = "encryption-keys"
 KEK, LIST_KEY = "kek", "manifest-list-key"  # formats of rows
 OLDER = "{} older metadata files still hold the keys as they were wrapped before: expire(table) deletes these files"
@@ -142,9 +142,9 @@ def _keys(raw: Mapping[str, Any]) -> tuple[list[EncryptedKey], str]:
 def rotate(
     table: Table,
     *,
-    what: str = "kek",
+    what: RotatedTable = "kek",
     wrapping_key_id: str | None = None,
-    new_kms: KmsClient | Mapping[str, str] | None = None,
+    new_kms: Kms | None = None,
     keep_old: bool = False,
     force_expire: bool = False,
     dry_run: bool = False,
@@ -184,8 +184,7 @@ def rotate(
         ConcurrentChangeError: Other commits came first, again and again.
         ValueError: An argument is malformed.
     """
-    if what not in WHATS:
-        raise ValueError(f"what must be {' or '.join(map(repr, WHATS))}, not {what!r}")
+    check_choice("what", what, RotatedTable)
     if keep_old and (what != "kek" or force_expire):
         raise ValueError("keep_old is for what='kek', which makes a new KEK, and without force_expire")
     if wrapping_key_id is not None:
@@ -193,7 +192,7 @@ def rotate(
     io = table_io(table)
     io.session.check_writes()
     kms = io.session.kms
-    target = None if new_kms is None else new_kms if isinstance(new_kms, KmsClient) else shared_client(new_kms)
+    target = None if new_kms is None else shared_client(new_kms)
     turned: list[Turned] = []
 
     def change(raw: Raw) -> Raw:

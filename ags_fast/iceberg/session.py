@@ -23,7 +23,7 @@ from ags_fast.iceberg import policy
 from ags_fast.iceberg.locations import normal
 from ags_fast.keys.cache import clear_cache as clear_keks
 from ags_fast.keys.iceberg import add_manifest_list_key, manifest_list_key, read_encryption_keys, write_encryption_keys
-from ags_fast.keys.kms import as_kms, shared_client
+from ags_fast.keys.kms import Kms, as_kms, shared_client
 from ags_fast.keys.kms.client import allowed_patterns
 from ags_fast.keys.kms.names import CATALOG, GUARDS, TABLE, check_catalog_names, guards, merged
 from ags_fast.metadata import javajson
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ags_fast.keys.kms import KmsClient
     from ags_fast.keys.metadata import StandardKeyMetadata
 
-    _Kms = KmsClient | Mapping[str, str] | None
+    _Kms = Kms | None
 
 __all__ = ["IO_IMPL", "KMS_PREFIXES", "OF_TABLE", "SESSION", "Base", "Session", "clear_cache", "client_session"]
 __all__ += ["committing", "forget_encrypted", "kms_of", "received", "seen_again", "session_of", "shown", "signs"]
@@ -199,7 +199,7 @@ class Session:
         self.token = secrets.token_hex(8)
         self.io_impl, self.plaintext, self.marks = io_impl, plaintext, marks
         self._writes = writes
-        self._kms = kms
+        self._kms = kms if kms is None or isinstance(kms, Mapping) else as_kms(kms)
         self._lock = threading.Lock()
         self.files: dict[tuple[tuple[str, str], str], Known] = {}  # what tables know of paths
         self.masters: dict[tuple[str, str], set[str]] = {}  # and the master keys that they had
@@ -229,7 +229,7 @@ class Session:
                 "the table is encrypted, and no KMS was given: pass kms= to ags_fast.iceberg.load_catalog, or set "
                 "encryption.kms-type and what it needs among the catalog's properties"
             )
-        return shared_client(self._kms) if isinstance(self._kms, Mapping) else as_kms(self._kms)
+        return shared_client(self._kms)
 
     def _allowed(self) -> list[str]:
         with suppress(TypeError):  # of a client that was made without properties

@@ -23,14 +23,14 @@ from ags_fast.iceberg.walk import Tree
 from ags_fast.metadata.shape import understood
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
     from ags_fast.iceberg.reading import Node
     from ags_fast.keys import StandardKeyMetadata
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 __all__ = ["TableFile", "files", "load_catalog", "open_table"]
 
@@ -65,9 +65,7 @@ class TableFile:
     content_size: int | None = None
 
 
-def load_catalog(
-    name: str | None = None, *, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any
-) -> Catalog:
+def load_catalog(name: str | None = None, *, kms: Kms | None = None, **properties: Any) -> Catalog:
     """Load a catalog of PyIceberg, whose encrypted tables are read and written like others.
 
     Args:
@@ -113,7 +111,7 @@ def _kind(conf: Properties) -> str | None:
     return {"http": "rest", "https": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}.get(scheme)
 
 
-def open_table(metadata_location: str, *, kms: KmsClient | Mapping[str, str], **properties: Any) -> Table:
+def open_table(metadata_location: str, *, kms: Kms, **properties: Any) -> Table:
     """Open a table to read it, without a catalog.
 
     Args:

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyiceberg.catalog.rest import RestCatalog
 
+from ags_fast._types import OrAllow, check_choice
 from ags_fast.dataset.names import new_job_id
 from ags_fast.errors import AgsError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import metadata, policy
@@ -70,8 +71,8 @@ PLAIN_ORPHAN = (
 def verify(
     table: Table,
     *,
-    snapshots: str | Sequence[int] = "all",
-    statistics: str = "refuse",
+    snapshots: Literal["all", "current"] | Sequence[int] = "all",
+    statistics: OrAllow = "refuse",
     orphans: bool = False,
     engine: Engine | None = None,
     only: Callable[[str], bool] = bool,
@@ -110,8 +111,7 @@ def verify(
         TypeError: The KMS client cannot be sent to the engine's workers.
         ValueError: An argument is malformed, or the table does not have a snapshot.
     """
-    if statistics not in ("refuse", "allow"):
-        raise ValueError(f"statistics must be 'refuse' or 'allow', not {statistics!r}")
+    check_choice("statistics", statistics, OrAllow)
     io, raw = table_io(table), raw_metadata(table)
     if not policy.is_encrypted(raw):
         raise PolicyError(f"the table has no {policy.KEY_ID}: it is in plaintext")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Required, TypedDict
 
 from ags_fast.parquet.reading import sharing
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ags_fast.dataset.access import KeyPlace
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 
 class Reach(TypedDict, total=False):
@@ -36,7 +37,7 @@ class Reach(TypedDict, total=False):
         ValueError: The pin is malformed.
     """
 
-    kms: Required[KmsClient | Mapping[str, str]]
+    kms: Required[Kms]
     min_version: int | None
     pin: str | None
     key_store: KeyPlace
@@ -44,3 +45,14 @@ class Reach(TypedDict, total=False):
 
 
 reaching = sharing(Reach)
+
+
+def milliseconds(name: str, age: timedelta | None) -> int | None:
+    """Return the argument `name` in milliseconds, if it is given. TypeError for a number, ValueError if negative."""
+    if age is None:
+        return None
+    if not isinstance(age, timedelta):
+        raise TypeError(f"{name} is a timedelta, such as timedelta(days=7), not {age!r}")
+    if age < timedelta(0):
+        raise ValueError(f"{name} must not be negative")
+    return age // timedelta(milliseconds=1)

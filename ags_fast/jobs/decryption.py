@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING, Unpack
 
+from ags_fast._types import FilePath, OnError, OrDrop, Resume, check_choice
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.files.contents import denied_keys
 from ags_fast.dataset.names import new_job_id
@@ -19,7 +20,6 @@ from ags_fast.jobs.work.rows import failed_row, make_row
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ags_fast._types import FilePath
     from ags_fast.dataset.access import Folder
     from ags_fast.jobs.arguments import Reach
     from ags_fast.jobs.results import Progress
@@ -36,9 +36,9 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
     version: int | None = None,
     paths: str | Sequence[str] | None = None,
     overwrite: bool = False,
-    missing: str = "error",
-    resume: str | None = None,
-    on_error: str = "row",
+    missing: OrDrop = "error",
+    resume: Resume | None = None,
+    on_error: OnError = "row",
     max_failures: int | None = None,
     fsync: bool = True,
     dry_run: bool = False,
@@ -81,8 +81,7 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
         FileNotFoundError: A pattern of `paths` matches no file.
         ValueError: An argument is malformed.
     """
-    if missing not in ("error", "drop"):
-        raise ValueError(f"missing must be 'error' or 'drop', not {missing!r}")
+    check_choice("missing", missing, OrDrop)
     options = Options(engine, progress, on_error, max_failures, resume)
     at["kms"] = client_for(options.engine, at["kms"], dataset, dst)
     access = Access.of(dataset, version=version, **at)

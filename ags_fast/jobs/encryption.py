@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ags_fast._types import FileFormat, FilePath, KeyMaterial, Links, OnError, Resume, check_choice
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size, encrypted_length
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.change import Wish
@@ -17,7 +18,7 @@ from ags_fast.dataset.job import Job
 from ags_fast.dataset.key_material import check_key_material
 from ags_fast.dataset.keys import check_not_left, kinds_of_files, scopes_of
 from ags_fast.dataset.kinds import Want, clock_ms
-from ags_fast.dataset.names import FORMATS, check_path, folders_above, new_job_id, written_name
+from ags_fast.dataset.names import check_path, folders_above, new_job_id, written_name
 from ags_fast.dataset.policy import Policy
 from ags_fast.errors import PolicyError
 from ags_fast.fs import TIMES_NS, Store
@@ -33,7 +34,6 @@ from ags_fast.keys.kms import check_key_id
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ags_fast._types import FilePath
     from ags_fast.dataset.entry import Entry as Version
     from ags_fast.dataset.snapshot import Snapshot
     from ags_fast.fs import Entry
@@ -49,17 +49,17 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     *,
     wrapping_key_id: str | None = None,
     engine: Engine | None = None,
-    format: str = "ags1",
+    format: FileFormat = "ags1",
     double_wrap: bool = True,
     dek_length: int = 16,
-    block_size: int = DEFAULT_BLOCK_SIZE,
+    block_size: int | str = DEFAULT_BLOCK_SIZE,
     aad_prefix: str | bytes | None = None,
     column_keys: Mapping[str, str] | None = None,
     overwrite: bool = False,
     ignore_ctime: bool = False,
     checksum: bool = False,
-    resume: str | None = None,
-    on_error: str = "row",
+    resume: Resume | None = None,
+    on_error: OnError = "row",
     max_failures: int | None = None,
     fsync: bool = True,
     verify_after: bool = False,
@@ -69,9 +69,9 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     hidden: bool = False,
     include: str | Sequence[str] | None = None,
     exclude: str | Sequence[str] | None = None,
-    links: str = "skip",
+    links: Links = "skip",
     progress: Progress = None,
-    key_material: str | None = None,
+    key_material: KeyMaterial | None = None,
     **at: Unpack[Reach],
 ) -> JobResult:
     """Encrypt every file under `src` into `dataset`, and commit a version with these files.
@@ -98,7 +98,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
         double_wrap: True: a KEK of the dataset wraps the data keys, and the master key wraps the KEK, so that a process
             asks the KMS once. False: the KMS wraps every data key.
         dek_length: Bytes of a data key: 16, 24 or 32.
-        block_size: Bytes of plaintext in a block of an AGS1 stream.
+        block_size: Bytes of plaintext in a block of an AGS1 stream, as a number or as text such as ``"1M"``.
         aad_prefix: None: 16 random bytes for each file. A template such as ``"customers.part{n}"`` makes the new files
             a numbered set: the set is committed whole or, if one of its files fails, not at all.
         column_keys: For "parquet": {dotted path: master key} of columns, or of groups of columns. These columns get
@@ -174,7 +174,7 @@ def encrypt_files(  # noqa: PLR0913 the contract's arguments
     listed, skipped = list_sources(wish.source, choice)
     counts = Counter(row.error_class or "" for row in skipped)
     if not listed and counts.keys() - {"EmptyFolder"}:
-        left_out = shown_counts(counts)
+        left_out = shown_counts(dict(sorted(counts.items())))
         warnings.warn(f"no file of {wish.source.url} is encrypted: all of them are left out ({left_out})", stacklevel=4)
     at["kms"] = client_for(wish.options.engine, at["kms"], wish.source, wish.target)
     access = Access.of(wish.target, **at)
@@ -203,7 +203,7 @@ class _Encryption:
     source: Store
     target: Store
     wrapping_key_id: str | None
-    format: str
+    format: FileFormat
     masters: dict[str, str]  # master keys of columns
     double_wrap: bool
     dek_length: int
@@ -215,7 +215,7 @@ class _Encryption:
     options: run.Options
     delete_sources: bool
     policy: Policy | None
-    key_material: str | None
+    key_material: KeyMaterial | None
 
     def kinds(self, head: Version, new: Sequence[FileEntry], job_id: str) -> list[list[Want]]:
         """Return for each new file the kinds of its KEKs: see `kinds_of_files`."""
@@ -244,8 +244,7 @@ class _Found:
 
 def _check(format: str, column_keys: Mapping[str, str] | None, key_material: str | None, dek_length: int) -> None:
     """Raise ValueError or TypeError for arguments of `encrypt_files` that are wrong, or do not go together."""
-    if format not in FORMATS:
-        raise ValueError(f"format must be {' or '.join(map(repr, FORMATS))}, not {format!r}")
+    check_choice("format", format, FileFormat)
     for name, value in (("column_keys", column_keys), ("key_material", key_material)):
         if value is not None and format != "parquet":
             raise ValueError(f"{name} is for format='parquet'")
@@ -255,7 +254,7 @@ def _check(format: str, column_keys: Mapping[str, str] | None, key_material: str
         if not column or "\0" in column:
             raise ValueError(f"column_keys names {column!r}, which is not a column's path")
         check_key_id(key_id)
-    run.check_dek_length(dek_length)
+    check_choice("dek_length", dek_length, None, 16, 24, 32)
     check_key_material(key_material, dek_length)
 
 

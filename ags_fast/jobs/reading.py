@@ -10,10 +10,10 @@ from ags_fast.errors import ExpiredError
 from ags_fast.jobs.arguments import reaching
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Callable
 
-    from ags_fast._types import Buffer, WritableFile
+    from ags_fast._cursor import Cursor
+    from ags_fast._types import Buffer, OrShow, WritableFile
     from ags_fast.dataset.access import Folder
     from ags_fast.jobs.arguments import Reach
 
@@ -26,10 +26,10 @@ def open_file(
     path: str,
     *,
     version: int | None = None,
-    missing: str = "error",
+    missing: OrShow = "error",
     threads: int | None = None,
     **at: Unpack[Reach],
-) -> io.RawIOBase:
+) -> Cursor:
     """Open one file of a dataset as a seekable binary file of its plaintext.
 
     To open several files, open a `Dataset` and use its `open_file`: what it reads once serves all of them.

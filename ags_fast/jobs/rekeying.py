@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
+from ags_fast._types import KeyMaterial, OnError, Resume, check_choice
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.entries import wrapped_by
 from ags_fast.dataset.entry import main_key
@@ -40,14 +41,14 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
     double_wrap: bool | None = None,
     dek_length: int = 16,
     paths: str | Sequence[str] | None = None,
-    resume: str | None = None,
-    on_error: str = "row",
+    resume: Resume | None = None,
+    on_error: OnError = "row",
     max_failures: int | None = None,
     fsync: bool = True,
     verify_after: bool = False,
     dry_run: bool = False,
     progress: Progress = None,
-    key_material: str | None = None,
+    key_material: KeyMaterial | Literal["none"] | None = None,
     **at: Unpack[Reach],
 ) -> JobResult:
     """Rewrite files of `dataset`, each under a new data key, and commit a version with the new files.
@@ -84,9 +85,8 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
         FileNotFoundError: A pattern of `paths` matches no file.
         ValueError: An argument is malformed.
     """
-    run.check_dek_length(dek_length)
-    if key_material not in (None, "none", KEYTOOLS):
-        raise ValueError(f"key_material must be {KEYTOOLS!r}, 'none' or None, not {key_material!r}")
+    check_choice("dek_length", dek_length, None, 16, 24, 32)
+    check_choice("key_material", key_material, KeyMaterial, "none", None)
     options = run.Options(engine, progress, on_error, max_failures, resume, fsync=fsync, verify_after=verify_after)
     at["kms"] = client_for(options.engine, at["kms"], dataset)
     snapshot, chosen = Access.of(dataset, **at).files(paths)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias
 
 from ags_fast import telemetry
 from ags_fast._extras import explaining
+from ags_fast._text import printable
+from ags_fast.dataset.rows import JobFailuresWarning as JobFailuresWarning
 from ags_fast.dataset.rows import Row as Row
 from ags_fast.dataset.rows import shown as shown
 from ags_fast.errors import AgsError
@@ -21,6 +25,8 @@ from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pyarrow as pa
 
 
 def describe(error: BaseException) -> str:
@@ -41,6 +47,7 @@ def _origin(error: BaseException) -> str:
 
 
 P = ParamSpec("P")
+_outermost: ContextVar[bool] = ContextVar("ags_fast_outermost_job", default=True)  # no step of another job
 FAILED_IN_LOG = 1000  # the result has all of them
 TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # classes of skipped files that are where they should be
 
@@ -97,8 +104,8 @@ class JobResult:
         self.seconds = 0.0
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
-        return f"<JobResult {self.op} {self.job_id}, version {self.version}: {counts or 'no files'}>"
+        failure = f"; {self.failure}" if self.failed else ""
+        return f"<JobResult {self.op} {self.job_id}, version {self.version}: {shown_counts(self.counts)}{failure}>"
 
     def _repr_html_(self) -> str:
         from ags_fast.markup import grid, joined, nbytes, sheet
@@ -117,7 +124,8 @@ class JobResult:
             *(("warning", warning) for warning in self.warnings[:10]),
         ]
         failed = [(without_password(row.src), row.error_class or "", row.error or "") for row in self.failed]
-        return joined(sheet(self.op, facts), grid("Failed", ("what", "error", "message"), failed))
+        title = f"{self.op}: FAILED" if failed else self.op
+        return joined(sheet(title, facts), grid("Failed", ("what", "error", "message"), failed))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -146,7 +154,7 @@ class JobResult:
         return not kinds.keys() <= {"EmptyFolder"}
 
     @property
-    def table(self) -> Any:
+    def table(self) -> pa.Table:
         """The rows as a pyarrow Table, with the fields of Row as columns. Needs pyarrow."""
         with explaining("JobResult.table"):
             import pyarrow as pa
@@ -164,15 +172,21 @@ class JobResult:
 
     def raise_for_failures(self) -> None:
         """Raise JobError if a file failed."""
-        failed = self.failed
-        if failed:
-            first = failed[0]
-            more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-            raise JobError(f"{self.op} of {first.src} failed: {first.error_class}: {first.error}{more}", self)
+        if self.failure is not None:
+            raise JobError(self.failure, self)
+
+    @property
+    def failure(self) -> str | None:
+        """One line about what failed: the first row, and how many others; None if nothing failed."""
+        if not self.failed:
+            return None
+        first, *others = self.failed
+        more = f", and {len(others):,} more" if others else ""
+        return printable(f"{self.op} of {without_password(first.src)} failed: {first.error_class}: {first.error}{more}")
 
 
 def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
-    """Wrap a job so that its result has the calls of the KMS, and so that the log and OpenTelemetry are told.
+    """Wrap a job: its result gets the calls of the KMS, the log and OpenTelemetry are told, and failures are warned of.
 
     See `reaching` for what becomes of its arguments.
     """
@@ -181,7 +195,8 @@ def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
     @reaching
     @functools.wraps(job)
     def run(*args: P.args, **options: P.kwargs) -> JobResult:
-        begun = time.monotonic()
+        begun, outer = time.monotonic(), _outermost.get()
+        token = _outermost.set(False)
         with count_calls() as calls, gathered() as lacks, telemetry.job_span(name) as attributes:
             try:
                 result = job(*args, **options)
@@ -191,7 +206,12 @@ def counted(job: Callable[P, JobResult]) -> Callable[P, JobResult]:
             except Exception as error:
                 telemetry.warning("jobs", "%s ended with %s: %s", name, type(error).__name__, describe(error))
                 raise
+            finally:
+                _outermost.reset(token)
             _tell(result, time.monotonic() - begun, calls, lacks, attributes)
+        if outer and result.failure is not None:
+            text = f"{result.failure} ({shown_counts(result.counts)}). Look at failed, or call raise_for_failures()"
+            warnings.warn(text, JobFailuresWarning, stacklevel=3)  # 2 is the function of `reaching`
         return result
 
     return run
@@ -211,8 +231,7 @@ def _tell(
             "jobs", "%s of %s failed: %s: %s", result.op, without_password(shown(row.src)), row.error_class, row.error
         )
     text = "%s of %s, job %s: %s; %d bytes of plaintext, %d KMS calls, %.3f s"
-    numbers = ", ".join(f"{count} {status}" for status, count in counts.items())
-    telemetry.info("jobs", text, result.op, dataset, result.job_id, numbers, nbytes, calls, seconds)
+    telemetry.info("jobs", text, result.op, dataset, result.job_id, shown_counts(counts), nbytes, calls, seconds)
     for status, count in counts.items():
         telemetry.add("files", count, {"op": result.op, "status": status})
     telemetry.add("plaintext", nbytes, {"op": result.op})
@@ -224,4 +243,4 @@ def _tell(
 
 def shown_counts(counts: Mapping[str, int]) -> str:
     """Return counts as a text for messages."""
-    return ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items())

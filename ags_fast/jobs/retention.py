@@ -15,7 +15,7 @@ from ags_fast.dataset.names import BLOCKS, LOG, PLANS, TABLES, entry_path, new_j
 from ags_fast.dataset.policy import DAY_MS
 from ags_fast.errors import AgsError, PolicyError
 from ags_fast.fs import Store, without_password
-from ags_fast.jobs.arguments import reaching
+from ags_fast.jobs.arguments import milliseconds, reaching
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.entry import retires_ms
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.log import Log
     from ags_fast.dataset.policy import Policy
     from ags_fast.jobs.arguments import Reach
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 KINDS = ((LOG, "version"), (TABLES, "table"), (BLOCKS, "chain"), (PLANS, "plan"), ("", "file"))  # of objects, by path
 
@@ -74,15 +74,16 @@ def expire(
     """
     if keep is not None and keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}: the newest version stays")
+    older_than_ms = milliseconds("older_than", older_than)
     log, head = Access.of(dataset, **at).open()
-    return expire_versions(log, head, keep, older_than, skip_grace=skip_grace, force=force, dry_run=dry_run)
+    return expire_versions(log, head, keep, older_than_ms, skip_grace=skip_grace, force=force, dry_run=dry_run)
 
 
 def expire_versions(
     log: Log,
     before: Entry,
     keep: int | None,
-    older_than: timedelta | None,
+    older_than_ms: int | None,
     *,
     skip_grace: bool = False,
     force: bool = False,
@@ -94,7 +95,7 @@ def expire_versions(
         policy = head.policy
         if keep is None and policy.keep is None:
             raise ValueError(f"the policy of {log.store.url} keeps all versions: pass keep=1 or a greater number")
-        days = None if older_than is None else older_than.total_seconds() * 1000 / DAY_MS
+        days = None if older_than_ms is None else older_than_ms / DAY_MS
         number = reach.retention(log, head, policy.for_expiry(keep, days), changes=False)
         if policy.keep is not None and not force:
             least = reach.retention(log, head, policy, changes=False)
@@ -186,7 +187,7 @@ def ended(job: Job, made: Committed, rows: Sequence[Row]) -> JobResult:
 def sweep(
     dataset: FilePath,
     *,
-    kms: KmsClient | Mapping[str, str] | None = None,
+    kms: Kms | None = None,
     older_than: timedelta | None = None,
     min_version: int | None = None,
     pin: str | None = None,
@@ -221,7 +222,8 @@ def sweep(
         ValueError: `pin` or `min_version` is given without a KMS, or the pin is malformed.
     """
     store = Store(dataset, storage_options)
-    age = None if older_than is None else older_than.total_seconds()
+    age_ms = milliseconds("older_than", older_than)
+    age = None if age_ms is None else age_ms / 1000
     if kms is None:
         if pin is not None or min_version:
             raise ValueError("pin and min_version can only be checked with a KMS: pass kms")

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from ags_fast._threads import thread_count
+from ags_fast._types import Rotated, check_choice
 from ags_fast.dataset import keys as decide_keys
 from ags_fast.dataset import reach
 from ags_fast.dataset.access import Access
@@ -26,9 +27,10 @@ from ags_fast.dataset.kinds import clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import copy_path, read_copies, read_copy
 from ags_fast.errors import KeyAccessError, PolicyError
+from ags_fast.jobs.arguments import Reach, milliseconds
 from ags_fast.jobs.bars import make_bar
 from ags_fast.jobs.copying import CopyContext, CopyTask, table_row
-from ags_fast.jobs.engines.base import checked
+from ags_fast.jobs.engines.base import Engine, checked
 from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import JobResult, Row, describe
 from ags_fast.jobs.results import counted as counted_job
@@ -37,7 +39,7 @@ from ags_fast.jobs.run import UNREADABLE, take_up, warn_of_dead
 from ags_fast.keys.entry import SUCCESSOR, KeyEntry
 from ags_fast.keys.envelope import Envelope, in_threads
 from ags_fast.keys.kek import rewrap_kek
-from ags_fast.keys.kms import KmsClient, as_kms, check_key_id
+from ags_fast.keys.kms import Kms, KmsClient, as_kms, check_key_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,11 +50,9 @@ if TYPE_CHECKING:
     from ags_fast.dataset.log import Log
     from ags_fast.dataset.plan import Copy
     from ags_fast.dataset.tables import Table
-    from ags_fast.jobs.arguments import Reach
-    from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Progress
 
-WHATS = ("kek", "mek", "double-wrap")
+WHATS = get_args(Rotated)
 GRACE = timedelta(days=7)
 CONCURRENCY = 8  # calls of a KMS at once
 BATCH = 1000  # KEKs, at least, whose new wraps one entry has
@@ -65,9 +65,9 @@ CURRENT = ("Current", "the current version of its master key wraps it")
 def rotate(  # noqa: PLR0913 the contract's arguments
     dataset: Folder,
     *,
-    what: str = "kek",
+    what: Rotated = "kek",
     wrapping_key_id: str | None = None,
-    new_kms: KmsClient | Mapping[str, str] | None = None,
+    new_kms: Kms | None = None,
     from_key_id: str | None = None,
     documents: bool = False,
     also_retired: bool = True,
@@ -133,7 +133,8 @@ def rotate(  # noqa: PLR0913 the contract's arguments
         PolicyError: The rotation would leave data keys behind.
         ValueError: An argument is malformed.
     """
-    _check_arguments(what, new_kms, concurrency, grace, (wrapping_key_id, from_key_id))
+    _check_arguments(what, new_kms, concurrency, (wrapping_key_id, from_key_id))
+    grace_ms = milliseconds("grace", grace) or 0
     engine = checked(engine) or LocalEngine(0)
     at["kms"] = client_for(engine, at["kms"], dataset)
     snapshot = Access.of(dataset, **at).open()
@@ -145,7 +146,6 @@ def rotate(  # noqa: PLR0913 the contract's arguments
         raise PolicyError(f"no key of {log.store.url} is under {from_key_id!r}, but under {under}")
     # Without from_key_id, another master key replaces the dataset's own, and columns keep theirs.
     left = from_key_id or main_key(head.keys).wrapping_key_id
-    grace_ms = int(grace / timedelta(milliseconds=1))
     asked = Rotation(from_key_id, wrapping_key_id, left, what == "double-wrap", documents, grace_ms)
     work = Rotating(log, what, asked, engine, concurrency, progress)
     if not dry_run:
@@ -164,11 +164,8 @@ def rotate(  # noqa: PLR0913 the contract's arguments
     return result
 
 
-def _check_arguments(
-    what: str, new_kms: object, concurrency: int, grace: timedelta, key_ids: Sequence[str | None]
-) -> None:
-    if what not in WHATS:
-        raise ValueError(f"what must be {', '.join(map(repr, WHATS))}, not {what!r}")
+def _check_arguments(what: str, new_kms: object, concurrency: int, key_ids: Sequence[str | None]) -> None:
+    check_choice("what", what, Rotated)
     if new_kms is not None and what != "mek":
         raise ValueError(
             "new_kms is for what='mek': a dataset moves as a whole, by its KEKs. In single wrap, rotate to "
@@ -176,8 +173,6 @@ def _check_arguments(
         )
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    if grace < timedelta(0):
-        raise ValueError("grace must not be negative")
     for key_id in key_ids:
         if key_id is not None:
             check_key_id(key_id)

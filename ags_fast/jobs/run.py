@@ -11,6 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ags_fast._types import OnError, Resume, check_choice
 from ags_fast.dataset import reach
 from ags_fast.dataset.change import Wish
 from ags_fast.dataset.deks import key_ids
@@ -56,17 +57,15 @@ class Options:
         self,
         engine: Engine | None,
         progress: Progress,
-        on_error: str = "row",
+        on_error: OnError = "row",
         max_failures: int | None = None,
-        resume: str | None = None,
+        resume: Resume | None = None,
         *,
         fsync: bool = True,
         verify_after: bool = False,
     ) -> None:
-        if resume not in (None, "length", "verify"):
-            raise ValueError(f"resume must be None, 'length' or 'verify', not {resume!r}")
-        if on_error not in ("row", "raise"):
-            raise ValueError(f"on_error must be 'row' or 'raise', not {on_error!r}")
+        check_choice("resume", resume, Resume, None)
+        check_choice("on_error", on_error, OnError)
         if max_failures is not None and max_failures < 0:
             raise ValueError(f"max_failures must not be negative, not {max_failures}")
         self.engine: Engine = checked(engine) or LocalEngine()
@@ -81,12 +80,6 @@ def check_apart(one: Store, other: Store) -> None:
     a, b = ((os.path.realpath(s.url) if s.local else s.url).rstrip("/") + "/" for s in (one, other))
     if a.startswith(b) or b.startswith(a):
         raise ValueError(f"{one.url} and {other.url}: the two must differ, and neither may be inside the other")
-
-
-def check_dek_length(nbytes: int) -> None:
-    """Raise ValueError unless AES has keys of this length."""
-    if nbytes not in (16, 24, 32):
-        raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {nbytes}")
 
 
 # ---- tasks
@@ -136,12 +129,7 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, *, writ
             if not isinstance(error, _TooManyError):
                 raise
             result = JobResult(context.job_id, context.op, context.dataset.url, None, rows)
-            first = result.failed[0]
-            raise JobError(
-                f"stopped after {failures} failed files, of which the first is {first.src}: "
-                f"{first.error_class}: {first.error}",
-                result,
-            ) from None
+            raise JobError(f"stopped after {failures} failed files: {result.failure}", result) from None
     return rows
 
 

@@ -7,6 +7,7 @@ import os
 import string
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast._types import Links, check_choice
 from ags_fast.dataset.entries import exact_first
 from ags_fast.dataset.names import HIDDEN, check_path, folders_above
 from ags_fast.dataset.snapshot import Snapshot
@@ -32,13 +33,12 @@ class Choice(NamedTuple):
     hidden: bool = False
     include: tuple[str, ...] | None = None
     exclude: tuple[str, ...] = ()
-    links: str = "skip"
+    links: Links = "skip"
 
     @classmethod
-    def of(cls, hidden: bool, include: Any, exclude: Any, links: str) -> Choice:
+    def of(cls, hidden: bool, include: Any, exclude: Any, links: Links) -> Choice:
         """Take the arguments of `encrypt_files`. Raises ValueError for an unknown `links`."""
-        if links not in ("skip", "follow", "error"):
-            raise ValueError(f"links must be 'skip', 'follow' or 'error', not {links!r}")
+        check_choice("links", links, Links)
         included, excluded = (
             None if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns)
             for patterns in (include, exclude)

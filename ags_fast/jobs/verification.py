@@ -19,6 +19,7 @@ from ags_fast.jobs.work.dispatch import work_on
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ags_fast._types import OnError
     from ags_fast.dataset.access import Folder
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.log import Log
@@ -39,7 +40,7 @@ def verify_files(
     engine: Engine | None = None,
     version: int | None = None,
     paths: str | Sequence[str] | None = None,
-    on_error: str = "row",
+    on_error: OnError = "row",
     max_failures: int | None = None,
     progress: Progress = None,
     **at: Unpack[Reach],

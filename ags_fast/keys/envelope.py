@@ -23,7 +23,7 @@ from ags_fast.errors import FormatError, IntegrityError, KeyAccessError, KeyLimi
 from ags_fast.keys.cache import cache_name, unwrapped_keks
 from ags_fast.keys.entry import KeyEntry
 from ags_fast.keys.kek import KEK_NBYTES, bad_wrap
-from ags_fast.keys.kms import KmsClient, aes_key, as_kms, same_counts, shared_client
+from ags_fast.keys.kms import Kms, KmsClient, aes_key, as_kms, same_counts, shared_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -79,7 +79,7 @@ class Envelope:
 
     def __init__(
         self,
-        kms: KmsClient | Mapping[str, str],
+        kms: Kms,
         entries: Mapping[str, KeyEntry],
         proven: set[str] | None = None,
         kek_lengths: Collection[int] = (KEK_NBYTES,),

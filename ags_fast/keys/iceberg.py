@@ -25,7 +25,7 @@ from ags_fast.keys.encoding import unbase64
 from ags_fast.keys.entry import KEY_TIMESTAMP, LATEST_MS, KeyEntry, with_version
 from ags_fast.keys.envelope import Envelope
 from ags_fast.keys.kek import KEY_NBYTES, check_wrap, new_kek, rewrap_kek
-from ags_fast.keys.kms import as_kms, check_key_id, shared_client
+from ags_fast.keys.kms import Kms, check_key_id, shared_client
 from ags_fast.keys.metadata import StandardKeyMetadata
 
 if TYPE_CHECKING:
@@ -141,9 +141,7 @@ def write_encryption_keys(keys: Iterable[EncryptedKey]) -> list[dict[str, Any]]:
     return [key.to_json() for key in _named(keys).values()]
 
 
-def manifest_list_key(
-    keys: Iterable[EncryptedKey], key_id: str, kms: KmsClient | Mapping[str, str]
-) -> StandardKeyMetadata:
+def manifest_list_key(keys: Iterable[EncryptedKey], key_id: str, kms: Kms) -> StandardKeyMetadata:
     """Return the key metadata of a manifest list. The first use of a KEK is one KMS call; later uses make none.
 
     Args:
@@ -161,13 +159,13 @@ def manifest_list_key(
         raise KeyAccessError(f"the table has no key {key_id!r}: its snapshot was expired, or never existed")
     if key.is_kek:
         raise FormatError(f"{key_id!r} is a key encryption key, not the key of a manifest list")
-    return StandardKeyMetadata.decode(_unwrapped(named, key.encrypted_by_id, [key], _client(kms))[0])
+    return StandardKeyMetadata.decode(_unwrapped(named, key.encrypted_by_id, [key], shared_client(kms))[0])
 
 
 def add_manifest_list_key(
     keys: Iterable[EncryptedKey],
     metadata: StandardKeyMetadata,
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     wrapping_key_id: str,
     *,
     length: int = 32,
@@ -191,7 +189,7 @@ def add_manifest_list_key(
     Returns:
         The new list, and the key's id, for the snapshot.
     """
-    keys, client = list(_named(keys).values()), _client(kms)
+    keys, client = list(_named(keys).values()), shared_client(kms)
     now = _now_ms() if now is None else now
     wrapping = [
         key
@@ -212,13 +210,13 @@ def add_manifest_list_key(
 
 def rotate_keks(
     keys: Iterable[EncryptedKey],
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     wrapping_key_id: str,
     *,
     keep_old: bool = True,
     length: int = 32,
     now: int | None = None,
-    new_kms: KmsClient | Mapping[str, str] | None = None,
+    new_kms: Kms | None = None,
     needed: Collection[str] | None = None,
 ) -> list[EncryptedKey]:
     """Wrap every key of a manifest list by a new KEK.
@@ -244,8 +242,8 @@ def rotate_keks(
         KeyAccessError: A needed key has lost its KEK, or the KMS refuses.
         IntegrityError: A needed key, or a new wrap, does not open.
     """
-    named, client = _named(keys), _client(kms)
-    target = client if new_kms is None else _client(new_kms)
+    named, client = _named(keys), shared_client(kms)
+    target = client if new_kms is None else shared_client(new_kms)
     old = [key for key in named.values() if key.is_kek]
     # Rust's writers take the newest one.
     made = max([_now_ms() if now is None else now, *(key.created_ms + 1 for key in old)])
@@ -294,9 +292,9 @@ def unused_keys(
 
 def rewrap_keks(
     keys: Iterable[EncryptedKey],
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     *,
-    new_kms: KmsClient | Mapping[str, str] | None = None,
+    new_kms: Kms | None = None,
     new_wrapping_key_id: str | None = None,
 ) -> list[EncryptedKey]:
     """Wrap every KEK by the current version of its master key, by another master key, or in another KMS.
@@ -318,8 +316,8 @@ def rewrap_keks(
         IntegrityError: A new wrap opens as another key, or a KEK does not open what it has wrapped.
         KeyAccessError: The KMS refuses, or does not unwrap what it has just wrapped.
     """
-    client = _client(kms)
-    target = None if new_kms is None else _client(new_kms)
+    client = shared_client(kms)
+    target = None if new_kms is None else shared_client(new_kms)
     named = _named(keys)
     witnesses = {key.encrypted_by_id: key for key in named.values() if not key.is_kek}
     current: dict[str, str | None] = {}
@@ -337,10 +335,10 @@ def rewrap_keks(
     return result
 
 
-def sealing_secret(keys: Iterable[EncryptedKey], kek_id: str, kms: KmsClient | Mapping[str, str], salt: bytes) -> bytes:
+def sealing_secret(keys: Iterable[EncryptedKey], kek_id: str, kms: Kms, salt: bytes) -> bytes:
     """Return what a KEK makes seals of tables with: see `Key.extract`. KeyAccessError: the KMS refuses the KEK."""
     kek = _named(keys)[kek_id]
-    return _envelope(kek, _client(kms))[0].extract(kek_id, salt)
+    return _envelope(kek, shared_client(kms))[0].extract(kek_id, salt)
 
 
 def _rewrapped(
@@ -392,10 +390,6 @@ def _named(keys: Iterable[EncryptedKey]) -> dict[str, EncryptedKey]:
     if len(named) != len(keys):
         raise FormatError("encryption-keys has two entries of one id")
     return named
-
-
-def _client(kms: KmsClient | Mapping[str, str]) -> KmsClient:
-    return shared_client(kms) if isinstance(kms, Mapping) else as_kms(kms)
 
 
 def _now_ms() -> int:

@@ -13,7 +13,7 @@ from ags_fast.ags1 import KeyBytes
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.cache import cache_name, unwrapped_keks
 from ags_fast.keys.entry import KEY_TIMESTAMP, KeyEntry, with_version
-from ags_fast.keys.kms import KmsClient, aes_key, as_kms, check_key_id
+from ags_fast.keys.kms import Kms, KmsClient, aes_key, as_kms, check_key_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ KEK_NBYTES = 32  # of a dataset's KEK
 
 
 def new_kek(
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     wrapping_key_id: str,
     *,
     double_wrap: bool = True,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from ags_fast._lazy import attribute as _attribute
+from ags_fast._lazy import lazy as _lazy
 from ags_fast.parquet.keys import FOOTER_KEY, Keys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ags_fast.parquet.inspection import inspect
     from ags_fast.parquet.plain_fs import filesystem
     from ags_fast.parquet.polars_scan import scan_polars
@@ -46,6 +44,5 @@ _HOMES = {
     "write": ("write_table",),
 }
 
-
-def __getattr__(name: str) -> Any:
-    return _attribute(__name__, _HOMES, name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _lazy(__name__, _HOMES)

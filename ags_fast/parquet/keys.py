@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ags_fast._types import Buffer, Retriever
 
-__all__ = ["FOOTER_KEY", "ColumnPath", "FooterKey", "KeyRing", "Keys", "dotted"]
+__all__ = ["FOOTER_KEY", "ColumnPath", "FooterKey", "KeyRing", "Keys", "check_keys", "dotted"]
 
 
 ColumnPath = tuple[str, ...]
@@ -154,6 +154,13 @@ class Keys:
             named = {tuple(one) for one in known if not isinstance(one, str) and dotted(one) == path}
             if named and named <= self._columns.keys():
                 raise _twice(str(path))
+
+
+def check_keys(given: Any, *, or_function: bool = False) -> None:
+    """Raise TypeError unless an argument is `Keys`, or, if that is allowed, a function."""
+    if not isinstance(given, Keys) and not (or_function and callable(given)):
+        function = ", or a function from key_metadata to a key" * or_function
+        raise TypeError(f"keys must be Keys, such as Keys(footer_key){function}, not {type(given).__name__!r}")
 
 
 def _twice(path: str) -> ValueError:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ags_fast._core import Key
-    from ags_fast._types import ReadableSource
+    from ags_fast._types import Algorithm, ReadableSource
     from ags_fast.columnar.thrift import Edits
     from ags_fast.parquet.keys import ColumnPath
 
@@ -62,7 +62,7 @@ class Crypto:
     __slots__ = ("algorithm", "key_metadata", "stored", "supply", "unique")
 
     def __init__(
-        self, algorithm: str, unique: bytes | None, stored: bytes | None, supply: bool, key_metadata: bytes | None
+        self, algorithm: Algorithm, unique: bytes | None, stored: bytes | None, supply: bool, key_metadata: bytes | None
     ) -> None:
         self.algorithm = algorithm
         self.unique = unique

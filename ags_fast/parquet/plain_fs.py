@@ -11,14 +11,14 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from ags_fast._cursor import Turns
-from ags_fast.parquet.reading import Reading, accepting, check_choice
+from ags_fast._types import OrAllow, OrShow, ReadableSource, Retriever, check_choice
+from ags_fast.parquet.reading import Reading, accepting
 from ags_fast.parquet.view import PlainView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn, Unpack
 
-    from ags_fast._types import ReadableSource, Retriever
     from ags_fast.parquet.keys import Keys
     from ags_fast.parquet.reading import Accepting
 
@@ -34,8 +34,8 @@ def filesystem(
     target_options: Mapping[str, Any] | None = None,
     fs: AbstractFileSystem | None = None,
     aad_prefix: bytes | Callable[[str], bytes | None] | None = None,
-    missing: str = "error",
-    plain: str = "refuse",
+    missing: OrShow = "error",
+    plain: OrAllow = "refuse",
     **accepted: Unpack[Accepting],
 ) -> PlainFileSystem:
     """Make an fsspec filesystem, "ags-parquet", that shows encrypted Parquet files as plain ones; read-only.
@@ -61,9 +61,9 @@ def filesystem(
     """
     if (keys is None) == (keys_for is None):
         raise TypeError("either keys or keys_for is required")
-    check_choice("plain", plain, ("refuse", "allow"))
+    check_choice("plain", plain, OrAllow)
     target = fs if fs is not None else fsspec.filesystem(target_protocol, **(target_options or {}))
-    reading = Reading(allow_plain=plain == "allow", **accepted)
+    reading = Reading(keys, allow_plain=plain == "allow", **accepted)
 
     def reading_of(path: str) -> Reading:
         prefix = aad_prefix(path) if callable(aad_prefix) else aad_prefix
@@ -75,7 +75,7 @@ def filesystem(
 class _Settings:
     """The settings of a filesystem in one object, since fsspec shows, hashes and serialises arguments."""
 
-    def __init__(self, fs: AbstractFileSystem, reading_of: Callable[[str], Reading], missing: str) -> None:
+    def __init__(self, fs: AbstractFileSystem, reading_of: Callable[[str], Reading], missing: OrShow) -> None:
         self.fs = fs
         self._reading_of = reading_of
         self._missing = missing

@@ -6,13 +6,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from ags_fast.parquet.spec import ALGORITHMS
-
-if TYPE_CHECKING:
-    from ags_fast._types import Retriever
-    from ags_fast.parquet.keys import Keys
+from ags_fast._types import Algorithm, ColumnsLeft, Layout, Retriever, check_choice
+from ags_fast.parquet.keys import Keys, check_keys
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,19 +23,12 @@ __all__ = [
     "Opening",
     "Reading",
     "accepting",
-    "check_choice",
     "opening",
     "sharing",
 ]
 
 QUIRKS = frozenset({"duckdb", "arrow-ctr-mislabel"})
 V2_LAYOUTS = {None: 0, "arrow": 1, "parquet-java": 2}  # as PageRun numbers them; None keeps what a page has
-
-
-def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
-    """Raise ValueError if an argument is not one of the allowed values."""
-    if value not in allowed:
-        raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
 def sharing(shared: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -140,6 +130,8 @@ class Reading:
     storage_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        if self.keys is not None:
+            check_keys(self.keys, or_function=True)
         object.__setattr__(self, "quirks", frozenset(self.quirks))  # an iterable can be used once only
         for unknown in sorted(frozenset(self.quirks) - QUIRKS):
             raise ValueError(f"quirks are {sorted(QUIRKS)}, not {unknown!r}")
@@ -152,14 +144,14 @@ PLAIN = Reading()  # of a file that is opened without keys
 class Encryption:
     """How a new file is encrypted. See `ags_fast.parquet.encrypt_file` for the fields."""
 
-    algorithm: str = "AES_GCM_V1"
+    algorithm: Algorithm = "AES_GCM_V1"
     plaintext_footer: bool = False
-    other_columns: str = "footer"
+    other_columns: ColumnsLeft = "footer"
     aad_prefix: bytes | None = None
     store_aad_prefix: bool = True
-    v2_layout: str | None = "arrow"
+    v2_layout: Layout | None = "arrow"
 
     def __post_init__(self) -> None:
-        check_choice("algorithm", self.algorithm, ALGORITHMS)
-        check_choice("other_columns", self.other_columns, ("footer", "plain"))
-        check_choice("v2_layout", self.v2_layout, V2_LAYOUTS)
+        check_choice("algorithm", self.algorithm, Algorithm)
+        check_choice("other_columns", self.other_columns, ColumnsLeft)
+        check_choice("v2_layout", self.v2_layout, Layout, None)

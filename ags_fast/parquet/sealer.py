@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from ags_fast._core import Modules, Side
 from ags_fast.columnar import thrift
-from ags_fast.parquet.keys import FOOTER_KEY, FooterKey
+from ags_fast.parquet.keys import FOOTER_KEY, ColumnPath, FooterKey, Keys, check_keys
 from ags_fast.parquet.opened import Crypto
 
 if TYPE_CHECKING:
     from ags_fast._core import Chunk
-    from ags_fast.parquet.keys import ColumnPath, Keys
     from ags_fast.parquet.opened import Opened
     from ags_fast.parquet.reading import Encryption
 
@@ -23,6 +22,7 @@ UNIQUE_NBYTES = 8  # of aad_file_unique, as parquet-java and Arrow choose it
 
 def new_crypto(encryption: Encryption, keys: Keys) -> tuple[Crypto, bytes]:
     """Return how a new file is encrypted, and the beginning of its AADs, unlike any other file's (section 4.4.1)."""
+    check_keys(keys)
     prefix = bytes(encryption.aad_prefix or b"")
     unique = os.urandom(UNIQUE_NBYTES)
     stored = prefix if prefix and encryption.store_aad_prefix else None

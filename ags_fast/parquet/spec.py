@@ -5,7 +5,11 @@ Sections are those of "Parquet Modular Encryption".
 
 from __future__ import annotations
 
-ALGORITHMS = ("AES_GCM_V1", "AES_GCM_CTR_V1")  # section 5.1; in the order of the union's fields, from 1
+from typing import get_args
+
+from ags_fast._types import Algorithm
+
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # section 5.1; in the order of the union's fields, from 1
 
 # Types of modules, as they stand in an AAD (section 4.4.2). PAGES stands for all pages of a column chunk.
 FOOTER, COLUMN_METADATA, PAGES = 0, 1, 2

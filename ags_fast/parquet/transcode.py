@@ -8,23 +8,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ags_fast._threads import thread_count
+from ags_fast._types import (
+    Algorithm,
+    ColumnsLeft,
+    Layout,
+    OrDrop,
+    ReadableSource,
+    Retriever,
+    WritableTarget,
+    check_choice,
+)
 from ags_fast.errors import KeyAccessError, PolicyError
 from ags_fast.files.sink import Target
 from ags_fast.parquet.footer import Dropped, NewFooter, put_footer, resealed_footer, resealed_plain_length
+from ags_fast.parquet.keys import Keys, check_keys
 from ags_fast.parquet.mover import Mover
 from ags_fast.parquet.opened import Crypto, Opened, unknown_fields
-from ags_fast.parquet.reading import V2_LAYOUTS, Encryption, Reading, check_choice, opening
+from ags_fast.parquet.reading import V2_LAYOUTS, Encryption, Reading, opening
 from ags_fast.parquet.report import footer_warnings, report_of, v2_warnings
 from ags_fast.parquet.sealer import PLAIN, Sealer, new_crypto
-from ags_fast.parquet.spec import ALGORITHMS, ENCRYPTED_MAGIC, PLAIN_MAGIC
+from ags_fast.parquet.spec import ENCRYPTED_MAGIC, PLAIN_MAGIC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, Unpack
 
     from ags_fast._core import Chunk
-    from ags_fast._types import ReadableSource, Retriever, WritableTarget
-    from ags_fast.parquet.keys import Keys
     from ags_fast.parquet.reading import Opening
     from ags_fast.parquet.report import Report
 
@@ -36,12 +45,12 @@ def encrypt_file(  # noqa: PLR0913 (the contract's)
     dst: WritableTarget | bytearray,
     keys: Keys,
     *,
-    algorithm: str = "AES_GCM_V1",
+    algorithm: Algorithm = "AES_GCM_V1",
     plaintext_footer: bool = False,
-    other_columns: str = "footer",
+    other_columns: ColumnsLeft = "footer",
     aad_prefix: bytes | None = None,
     store_aad_prefix: bool = True,
-    v2_layout: str = "arrow",
+    v2_layout: Layout = "arrow",
     drop_bloom_filters: bool = False,
     threads: int | None = None,
     fsync: bool = False,
@@ -82,7 +91,7 @@ def encrypt_file(  # noqa: PLR0913 (the contract's)
         PolicyError: The source is encrypted already, or the store of `dst` cannot promise that it appears complete.
         ValueError: An argument is impossible, or `keys` name a column that the file does not have.
     """
-    check_choice("v2_layout", v2_layout, ("arrow", "parquet-java"))
+    check_choice("v2_layout", v2_layout, Layout)
     how = Encryption(algorithm, plaintext_footer, other_columns, aad_prefix, store_aad_prefix, v2_layout)
     n = thread_count(threads)
     with Opened(src, Reading(storage_options=storage_options)) as opened:
@@ -135,7 +144,7 @@ def decrypt_file(
     dst: WritableTarget | bytearray,
     keys: Keys | Retriever,
     *,
-    missing: str = "error",
+    missing: OrDrop = "error",
     fsync: bool = False,
     progress: Callable[[int], object] | None = None,
     **how: Unpack[Opening],
@@ -156,7 +165,7 @@ def decrypt_file(
     Returns:
         What was written, by column, with its lengths in bytes.
     """
-    check_choice("missing", missing, ("error", "drop"))
+    check_choice("missing", missing, OrDrop)
     reading = Reading(keys, **how)
     n = thread_count(reading.threads)
     with Opened(src, reading) as opened:
@@ -194,10 +203,10 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
     new_aad_prefix: bytes | None = None,
     store_aad_prefix: bool = True,
     same_size: bool = False,
-    algorithm: str | None = None,
+    algorithm: Algorithm | None = None,
     plaintext_footer: bool | None = None,
-    other_columns: str = "footer",
-    v2_layout: str | None = None,
+    other_columns: ColumnsLeft = "footer",
+    v2_layout: Layout | None = None,
     fsync: bool = False,
     progress: Callable[[int], object] | None = None,
     **how: Unpack[Opening],
@@ -231,10 +240,10 @@ def reencrypt_file(  # noqa: PLR0913 (the contract's)
         KeyAccessError: The old footer key is not given.
         ValueError: An argument is impossible, or `same_size` is impossible with the others.
     """
-    if algorithm is not None:
-        check_choice("algorithm", algorithm, ALGORITHMS)
-    check_choice("other_columns", other_columns, ("footer", "plain"))
-    check_choice("v2_layout", v2_layout, V2_LAYOUTS)
+    check_keys(new)
+    check_choice("algorithm", algorithm, Algorithm, None)
+    check_choice("other_columns", other_columns, ColumnsLeft)
+    check_choice("v2_layout", v2_layout, Layout, None)
     if same_size and not (
         new_aad_prefix is None and algorithm is None and plaintext_footer is None and v2_layout is None
     ):

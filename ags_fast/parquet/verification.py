@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from ags_fast._core import CHECK, DONE, MORE_OUTPUT, PageRun, run_pages
 from ags_fast._threads import thread_count
+from ags_fast._types import OrSkip, ReadableSource, Retriever, check_choice
 from ags_fast.columnar.thrift import Struct
 from ags_fast.errors import FormatError, IntegrityError
 from ags_fast.files.source import Window, with_room
 from ags_fast.parquet.opened import Opened
 from ags_fast.parquet.pieces import pieces
-from ags_fast.parquet.reading import Reading, check_choice, opening
+from ags_fast.parquet.reading import Reading, opening
 from ags_fast.parquet.report import ColumnReport, Report, footer_warnings, level_warnings
 from ags_fast.parquet.spec import BLOOM_BITSET, BLOOM_HEADER, COLUMN_INDEX, MAGIC_NBYTES, OFFSET_INDEX, PAGES
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from ags_fast._core import Chunk, Piece
-    from ags_fast._types import ReadableSource, Retriever
     from ags_fast.files.source import Source
     from ags_fast.parquet.keys import Keys
     from ags_fast.parquet.reading import Opening
@@ -37,7 +37,7 @@ def verify(
     src: ReadableSource,
     keys: Keys | Retriever,
     *,
-    missing: str = "error",
+    missing: OrSkip = "error",
     progress: Callable[[int], object] | None = None,
     **how: Unpack[Opening],
 ) -> Report:
@@ -59,7 +59,7 @@ def verify(
         is True if all have. Plain columns have no tags, pages under AES_GCM_CTR_V1 have none, and levels of V2 pages
         in parquet-java's layout have none: `unauthenticated_levels` lists these levels.
     """
-    check_choice("missing", missing, ("error", "skip"))
+    check_choice("missing", missing, OrSkip)
     reading = Reading(keys, **how)
     n = thread_count(reading.threads)
     with Opened(src, reading) as opened:

@@ -14,13 +14,14 @@ from weakref import WeakMethod
 from ags_fast._core import new_bytes
 from ags_fast._cursor import Cursor
 from ags_fast._threads import thread_count
+from ags_fast._types import Buffer, OrShow, ReadableSource, Retriever, check_choice
 from ags_fast.ags1 import bytes_view, clamp
 from ags_fast.errors import IntegrityError
 from ags_fast.parquet.footer import Dropped, plain_footer, unsigned, view_length, without
 from ags_fast.parquet.keys import Keys, dotted
 from ags_fast.parquet.masked import Masked
 from ags_fast.parquet.opened import Opened
-from ags_fast.parquet.reading import Reading, check_choice, opening
+from ags_fast.parquet.reading import Reading, opening
 from ags_fast.parquet.shown import Layout, Shown, fill_zeros
 from ags_fast.parquet.spec import MAGIC_NBYTES, PLAIN_MAGIC
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from typing import Any, Unpack
 
     from ags_fast._core import Chunk
-    from ags_fast._types import Buffer, ReadableSource, Retriever
     from ags_fast.keys import StandardKeyMetadata
     from ags_fast.parquet.reading import Opening
     from ags_fast.parquet.shown import Job, Part
@@ -52,11 +52,8 @@ class PlainView(Cursor):
         missing: As for open_plain.
     """
 
-    def __init__(self, src: ReadableSource, reading: Reading, missing: str = "error") -> None:
-        check_choice("missing", missing, ("error", "hide", "null"))
-        if not isinstance(reading.keys, Keys) and not callable(reading.keys):
-            kind = type(reading.keys).__name__
-            raise TypeError(f"keys must be Keys, or a function from key_metadata to a key, not {kind!r}")
+    def __init__(self, src: ReadableSource, reading: Reading, missing: OrShow = "error") -> None:
+        check_choice("missing", missing, OrShow)
         self._position = 0
         self._gone: Dropped | Masked | None = None
         threads = thread_count(reading.threads)
@@ -276,7 +273,7 @@ def open_plain(
     *,
     key_metadata: StandardKeyMetadata | Buffer | None = None,
     length: int | None = None,
-    missing: str = "error",
+    missing: OrShow = "error",
     **how: Unpack[Opening],
 ) -> PlainView:
     """Open an encrypted Parquet file as a seekable, read-only file that is a plain Parquet file to any reader.

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ags_fast._threads import thread_count
-from ags_fast.parquet.reading import Encryption, check_choice
+from ags_fast._types import Algorithm, ColumnsLeft, Layout, WritableTarget, check_choice
+from ags_fast.parquet.reading import Encryption
 from ags_fast.parquet.table_writer import CHUNK_NBYTES, Encoder, TableWriter, check_number
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
 
-    from ags_fast._types import WritableTarget
     from ags_fast.parquet.keys import Keys
     from ags_fast.parquet.report import Report
 
@@ -46,12 +46,12 @@ def write_table(  # noqa: PLR0913 (the contract's)
     dst: WritableTarget | bytearray,
     keys: Keys,
     *,
-    algorithm: str = "AES_GCM_V1",
+    algorithm: Algorithm = "AES_GCM_V1",
     plaintext_footer: bool = False,
-    other_columns: str = "footer",
+    other_columns: ColumnsLeft = "footer",
     aad_prefix: bytes | None = None,
     store_aad_prefix: bool = True,
-    v2_layout: str = "arrow",
+    v2_layout: Layout = "arrow",
     row_group_size: int | None = None,
     threads: int | None = None,
     fsync: bool = False,
@@ -90,7 +90,7 @@ def write_table(  # noqa: PLR0913 (the contract's)
         TypeError: The table or an option is impossible.
         ValueError: `keys` name a column that the table does not have, or another argument is impossible.
     """
-    check_choice("v2_layout", v2_layout, ("arrow", "parquet-java"))
+    check_choice("v2_layout", v2_layout, Layout)
     how = Encryption(algorithm, plaintext_footer, other_columns, aad_prefix, store_aad_prefix, v2_layout)
     for name, instead in REFUSED.items():
         if options.pop(name, None) is not None:

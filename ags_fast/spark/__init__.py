@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from ags_fast._lazy import attribute as _attribute
+from ags_fast._lazy import lazy as _lazy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ags_fast.spark.engine import SparkEngine
 
 __all__ = ["SparkEngine"]
 
 _HOMES = {"engine": ("SparkEngine",)}
 
-
-def __getattr__(name: str) -> Any:
-    return _attribute(__name__, _HOMES, name)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = _lazy(__name__, _HOMES)

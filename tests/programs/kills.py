@@ -85,7 +85,7 @@ def kill_job_at_steps(folder: Path, op: str, kms: dict[str, str]) -> None:
     new: Tree = {**old, "b/c": b"22", "e/f": b"3" * 1000}
     encrypting: Any = {"kms": kms, "engine": HERE, "progress": False, "wrapping_key_id": MASTER, "block_size": 1024}
 
-    def job(resume: str | None = None) -> None:
+    def job(resume: Any = None) -> None:
         if op == "rekey":
             done = rekey_files(dataset, kms=kms, engine=HERE, progress=False, resume=resume)
         else:
@@ -264,7 +264,8 @@ class Stepped(Rotations):
             if kms is self.places[0]:  # else it was done, but for the plan
                 rotate(dataset, kms=kms, what="mek", new_kms=self.there, wrapping_key_id="third").raise_for_failures()
         else:
-            rotate(dataset, kms=kms, what="kek" if self.op == "single" else self.op).raise_for_failures()
+            what: Any = "kek" if self.op == "single" else self.op
+            rotate(dataset, kms=kms, what=what).raise_for_failures()
 
     def read(self, step: int) -> list[int]:
         """Each version, with its files."""
@@ -361,7 +362,7 @@ class Moving(Rotations):
             assert found in allowed, sorted(found)
             return
 
-    def job(self, op: str, n: int) -> None:
+    def job(self, op: Any, n: int) -> None:
         dataset, here = self.dataset, self.kms
         common: Any = {"kms": here, "progress": False}
         if op == "append":

@@ -124,7 +124,7 @@ def kill_parquet_job_at_steps(folder: Path, op: str, kms: dict[str, str], first:
     common: Any = {"kms": kms, "engine": HERE, "progress": False}
     columns: Any = {"wrapping_key_id": MASTER, "format": "parquet", "column_keys": {"text": "hr"}}
 
-    def job(resume: str | None = None) -> None:
+    def job(resume: Any = None) -> None:
         if op == "rekey":
             done = rekey_files(dataset, resume=resume, **common)
         else:

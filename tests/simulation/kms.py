@@ -13,12 +13,11 @@ class SimKms(KmsClient):
     """Names the master key and its version in each wrap. It hides nothing: the keys of a simulation are no secrets."""
 
     provider = "sim"
-    supports_rewrap = True
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        return f"{wrapping_key_id}:{self._current_version(wrapping_key_id)}:".encode() + bytes(b ^ 0x55 for b in key)
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return f"{wrapping_key_id}:{self.current_version(wrapping_key_id)}:".encode() + bytes(b ^ 0x55 for b in key)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         key_id, _, rest = wrapped.partition(b":")
         version, _, key = rest.partition(b":")
         newest, destroyed = SimStore.door.ask("kms", wrapping_key_id)
@@ -26,12 +25,12 @@ class SimKms(KmsClient):
             raise KeyAccessError(f"the master key {wrapping_key_id} has not wrapped this")
         return bytes(b ^ 0x55 for b in key)
 
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        return self._wrap(self._unwrap(wrapped, wrapping_key_id), wrapping_key_id)
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
 
     def key_version(self, wrapped: bytes) -> str | None:
         """See `KmsClient.key_version`."""
         return wrapped.split(b":")[1].decode()
 
-    def _current_version(self, wrapping_key_id: str) -> str:
+    def current_version(self, wrapping_key_id: str) -> str:
         return str(SimStore.door.ask("kms", wrapping_key_id)[0])

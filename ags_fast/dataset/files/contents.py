@@ -13,9 +13,9 @@ from ags_fast.errors import FormatError, KeyAccessError
 from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
-    import io
     from collections.abc import Iterable
 
+    from ags_fast._cursor import Cursor
     from ags_fast._types import Buffer, WritableFile
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.fs import NewFile, NewObject, Store
@@ -41,7 +41,7 @@ class Contents:
 class Format(Protocol):
     """What the module of a format offers."""
 
-    def view(self, contents: Contents, entry: FileEntry) -> io.RawIOBase:
+    def view(self, contents: Contents, entry: FileEntry) -> Cursor:
         """Open the plaintext of a file for reading at any position."""
 
     def copy(self, contents: Contents, entry: FileEntry, target: WritableFile) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ags_fast.fs import NewFile, NewObject
     from ags_fast.parquet import Report
     from ags_fast.parquet.table_writer import Encoder
+    from ags_fast.parquet.view import PlainView
 
 # What this package writes has a tag for everything that is encrypted: a file with less is not what was written.
 STRICT: dict[str, Any] = {"allow_ctr": False, "allow_unauthenticated_levels": False}
@@ -111,7 +112,7 @@ def sealed(contents: Contents, entry: FileEntry, file: str | None = None) -> Ite
         yield source
 
 
-def view(contents: Contents, entry: FileEntry, keys: Keys | None = None) -> io.RawIOBase:
+def view(contents: Contents, entry: FileEntry, keys: Keys | None = None) -> PlainView:
     """Open a file as a plaintext Parquet file, decrypted as far as it is read. keys: those of the file, if at hand."""
     with _as_planned(entry.file):
         return open_plain(

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from ags_fast._cursor import Unfinished
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, check_block_size
+from ags_fast._types import Buffer, FileFormat, KeyMaterial, check_choice
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.deks import with_new_keys
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.entry import main_key
-from ags_fast.dataset.files.contents import MODULES, format_of
+from ags_fast.dataset.files.contents import format_of
 from ags_fast.dataset.key_material import check_key_material
 from ags_fast.dataset.keys import check_not_left, kinds_of_files
 from ags_fast.dataset.names import ALIVE, HIDDEN, beside_plan, check_path, plan_path, written_name
@@ -25,7 +26,6 @@ from ags_fast.keys.entry import KeyEntry
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ags_fast._types import Buffer
     from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.files.contents import Contents, FormatWriter
     from ags_fast.dataset.files.parquet import TablesWriter
@@ -59,12 +59,10 @@ class Settings:
     column_keys: Mapping[str, str] | None = None
     fsync: bool = True
     threads: int | None = None
-    key_material: str | None = None
+    key_material: KeyMaterial | None = None
 
     def __post_init__(self) -> None:
-        if self.dek_length not in (16, 24, 32):
-            raise ValueError(f"dek_length must be 16, 24 or 32 bytes, not {self.dek_length}")
-        check_block_size(self.block_size)
+        check_choice("dek_length", self.dek_length, None, 16, 24, 32)
         check_key_material(self.key_material, self.dek_length)
 
     def kinds(self, head: Entry) -> list[Want]:
@@ -90,7 +88,7 @@ class Ticket:
     how: Settings
     sealer: KeyEntry = field(repr=False)  # the KEK that seals plans
 
-    def create(self, path: str, format: str = "ags1") -> NewDatasetFile:
+    def create(self, path: str, format: FileFormat = "ags1") -> NewDatasetFile:
         """Create a file. The file joins the dataset when its receipt was added and the transaction commits.
 
         Args:
@@ -127,7 +125,7 @@ def begin_file(
 
     With an encoder it is a Parquet file that is made of tables; else it takes bytes.
     """
-    check_format(format)
+    check_choice("format", format, FileFormat)
     how, contents, parquet = ticket.how, ticket.contents, format == "parquet"
     columns = zip(how.column_keys or (), ticket.key_ids[1:], strict=True) if parquet else ()
     column_keys = tuple({"column": column, "key_id": key_id, "wrapped_dek": b""} for column, key_id in columns)
@@ -201,7 +199,7 @@ class Attempt:
     def __reduce__(self) -> str:
         raise TypeError("an attempt is never pickled: send its ticket, and return its receipts")
 
-    def create(self, path: str, format: str = "ags1") -> NewDatasetFile:
+    def create(self, path: str, format: FileFormat = "ags1") -> NewDatasetFile:
         """Create a file: see `Ticket.create`."""
         return self._create(path, format, None)
 
@@ -216,7 +214,7 @@ class Attempt:
 
     def _create(self, path: str, format: str, encoder: Encoder | None) -> NewDatasetFile:
         check_new_path(path)
-        check_format(format)
+        check_choice("format", format, FileFormat)
         self.renew()
         if self._room == 0:
             self._reserve()
@@ -281,12 +279,6 @@ class Attempt:
             self._made.append(receipt)
         else:
             self._ticket.contents.store.delete(file.object_name)  # as `Transaction` does
-
-
-def check_format(format: str) -> None:
-    """Raise ValueError for a format that there is not."""
-    if format not in MODULES:
-        raise ValueError(f"format must be {' or '.join(map(repr, MODULES))}, not {format!r}")
 
 
 def check_new_path(path: str) -> None:

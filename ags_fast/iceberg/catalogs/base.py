@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier, Properties
 
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 __all__ = ["LOCATION", "EncryptedCatalog", "check_stored", "response", "set_stored"]
 
@@ -87,7 +87,7 @@ class EncryptedCatalog(Catalog):
             encrypted tables that are in plaintext are read.
     """
 
-    def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
+    def __init__(self, name: str, kms: Kms | None = None, **properties: Any) -> None:
         pins = {self.pinned(one): pin for one, pin in (properties.pop("pins", None) or {}).items()}
         if properties.pop(CATALOG_IMPL, None) is not None:
             # PyIceberg's load_catalog has chosen this class, and passes nothing of its configuration.

@@ -15,13 +15,11 @@ from ags_fast.iceberg.catalogs.base import LOCATION, EncryptedCatalog, check_sto
 from ags_fast.metadata.javajson import METADATA_HASH, java_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pyiceberg.table import Table
     from pyiceberg.typedef import Identifier
 
     from ags_fast.iceberg.session import Session
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 __all__ = ["HiveCatalog"]
 
@@ -29,7 +27,7 @@ __all__ = ["HiveCatalog"]
 class HiveCatalog(EncryptedCatalog, _HiveCatalog):
     """PyIceberg's HiveCatalog, with encrypted tables."""
 
-    def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
+    def __init__(self, name: str, kms: Kms | None = None, **properties: Any) -> None:
         super().__init__(name, kms, **properties)
         self._client: Any = _Connection(self._client, self.session)
 

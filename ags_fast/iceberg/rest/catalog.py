@@ -24,7 +24,7 @@ from ags_fast.seals.guard import sealing
 from ags_fast.seals.state import PROPERTY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pyiceberg.table import CommitTableResponse
     from pyiceberg.table.update import TableRequirement, TableUpdate
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from requests import Session
 
     from ags_fast.iceberg.metadata import Raw
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 __all__ = ["RestCatalog"]
 
@@ -79,7 +79,7 @@ class RestCatalog(EncryptedCatalog, _RestCatalog):
         PolicyError: The server's configuration names the class that opens files, or the KMS.
     """
 
-    def __init__(self, name: str, kms: KmsClient | Mapping[str, str] | None = None, **properties: Any) -> None:
+    def __init__(self, name: str, kms: Kms | None = None, **properties: Any) -> None:
         super().__init__(name, kms, **properties)
         if SNAPSHOTS in self.properties:
             self.properties[SNAPSHOTS] = "all"

@@ -8,10 +8,10 @@ from ags_fast._threads import thread_count
 from ags_fast.fs import Store
 from ags_fast.jobs.engines.base import FILES_AT_ONCE, bins
 from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once, with_threads
-from ags_fast.keys.kms import KmsClient, as_kms, check_travels
+from ags_fast.keys.kms import Kms, KmsClient, as_kms, check_travels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ags_fast.dataset.access import Folder
     from ags_fast.jobs.engines.base import AnyTask, Engine, JobContext
@@ -22,7 +22,7 @@ TARGET_BYTES = 64 << 20  # work in one message to a worker: a small part of a se
 STARTS_NONE_BYTES = 20 * TARGET_BYTES  # a job of less work is done before worker processes would gain on threads
 
 
-def client_for(engine: Engine, kms: KmsClient | Mapping[str, str], *folders: Folder) -> KmsClient:
+def client_for(engine: Engine, kms: Kms, *folders: Folder) -> KmsClient:
     """Return the KMS client of a job on these folders. TypeError if workers need its properties and it has none."""
     client = as_kms(kms)
     stores = [folder if isinstance(folder, Store) else Store(folder) for folder in folders]

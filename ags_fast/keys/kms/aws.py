@@ -103,7 +103,6 @@ class AwsKms(ServiceKms[Any]):
         "botocore.parsers",
         "botocore.regions",
     )
-    supports_rewrap = True
     again = BUSY_CODES
     check = f"{ENDPOINT}, {REGION} and the credentials"
 
@@ -131,22 +130,26 @@ class AwsKms(ServiceKms[Any]):
             raise ValueError(f"{CONTEXT}{bad[0]}: a context has texts that are not empty, and no names of AWS's")
         super().initialize(properties)
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         request = {"Plaintext": key, **self._one_key(wrapping_key_id)}
         return _blob(self._call("encrypt", wrapping_key_id, request))
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         request = {"CiphertextBlob": wrapped, **self._one_key(wrapping_key_id)}
         return _blob(self._call("decrypt", wrapping_key_id, request), "Plaintext")
 
-    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        """As `KmsClient` has it."""
         size = {"NumberOfBytes": length} if length == 24 else {"KeySpec": f"AES_{8 * length}"}
         request = {**self._one_key(wrapping_key_id), **size}
         del request["EncryptionAlgorithm"]
         answer = self._call("generate_data_key", wrapping_key_id, request)
         return _blob(answer, "Plaintext"), Wrapped.by(_blob(answer), _material(answer, "KeyMaterialId"))
 
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         one = self._one_key(wrapping_key_id)
         shared = {"GrantTokens": one.pop("GrantTokens")} if "GrantTokens" in one else {}
         sides = {f"{side}{name}": value for side in ("Source", "Destination") for name, value in one.items()}
@@ -154,11 +157,12 @@ class AwsKms(ServiceKms[Any]):
         answer = self._call("re_encrypt", wrapping_key_id, request)
         return Wrapped.by(_blob(answer), _material(answer, "DestinationKeyMaterialId"))
 
-    def _current_version(self, wrapping_key_id: str) -> str | None:
+    def current_version(self, wrapping_key_id: str) -> str | None:
+        """As `KmsClient` has it."""
         answer = self._described("describe_key", wrapping_key_id)
         return _material(answer.get("KeyMetadata", {}), "CurrentKeyMaterialId")
 
-    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
+    def versions(self, wrapping_key_id: str) -> list[KeyVersion]:
         """List what the key's rotations have made. AWS lists rotations of a key, not of an alias."""
         if ALIAS.search(wrapping_key_id):
             return []

@@ -90,17 +90,20 @@ class AzureKms(ServiceKms["_Vault"]):
             raise ValueError(f"{ALGORITHM} is one of {', '.join(ALGORITHMS)}, not {properties[ALGORITHM]!r}")
         super().initialize(properties)
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         deadline, vault = self._deadline(), self._vault(wrapping_key_id)
         version = self._newest(vault, wrapping_key_id, deadline)
         wrap = partial(vault.crypto(wrapping_key_id, version).wrap_key, self._algorithm, key)
         result = self._request("wrapKey", wrapping_key_id, version, wrap, deadline)
         return Wrapped.by(result.encrypted_key, version)
 
-    def _current_version(self, wrapping_key_id: str) -> str:
+    def current_version(self, wrapping_key_id: str) -> str:
+        """As `KmsClient` has it."""
         return self._newest(self._vault(wrapping_key_id), wrapping_key_id, self._deadline(), to="unwrapKey")
 
-    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
+    def versions(self, wrapping_key_id: str) -> list[KeyVersion]:
+        """As `KmsClient` has it."""
         with contextlib.suppress(DeniedError):
             return [
                 KeyVersion(
@@ -112,7 +115,8 @@ class AzureKms(ServiceKms["_Vault"]):
             ]
         return []
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         deadline, vault = self._deadline(), self._vault(wrapping_key_id)
         known = vault.newest.get(wrapping_key_id)
         newest = known or self._newest(vault, wrapping_key_id, deadline, to="unwrapKey")

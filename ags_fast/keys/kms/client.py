@@ -12,9 +12,10 @@ import math
 import os
 import re
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from ags_fast.ags1 import KeyBytes, bytes_view
 from ags_fast.errors import AgsError, KeyAccessError
@@ -22,26 +23,13 @@ from ags_fast.keys.kms.accounts import AUDIT_HOOK, DESCRIBE, named_hook, note_ca
 from ags_fast.keys.kms.pace import wait_for_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
     from typing_extensions import Buffer
 
-__all__ = [
-    "ALLOWED",
-    "CACHE_SECONDS",
-    "CONTEXT",
-    "DeniedError",
-    "KeyVersion",
-    "KmsClient",
-    "Wrapped",
-    "aes_key",
-    "allowed_patterns",
-    "cache_lifetime",
-    "call_rate",
-    "check_key_id",
-    "context_of",
-    "remembered",
-]
+__all__ = ["ALLOWED", "CACHE_SECONDS", "CONTEXT", "DeniedError", "KeyVersion", "Kms", "KmsClient", "Wrapped"]
+__all__ += ["WrapsKeys", "aes_key", "allowed_patterns", "cache_lifetime", "call_rate", "check_key_id", "client_class"]
+__all__ += ["context_of", "remembered"]
 
 T = TypeVar("T")
 
@@ -155,15 +143,33 @@ def cache_lifetime(properties: Mapping[str, str]) -> float:
 _calling: ContextVar[KmsClient | None] = ContextVar("ags_fast_kms_calling", default=None)
 
 
+class WrapsKeys(Protocol):
+    """What every KMS does. A class of yours with these two methods is enough: see `KmsClient`."""
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str, /) -> bytes:
+        """As `KmsClient` has it."""
+
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str, /) -> bytes:
+        """As `KmsClient` has it."""
+
+
+Kms: TypeAlias = WrapsKeys | Mapping[str, str]
+"""What ``kms=`` takes: a client, or the properties of one. See `load_kms`."""
+
+
 class KmsClient:
     """A client of a key management system, which keeps master keys and wraps other keys with them.
 
-    Make a client with `load_kms`. For a system of your own, derive a class, name it in ``encryption.kms-impl``, and
-    write `_wrap` and `_unwrap`. If the system generates or rewraps keys, write `_generate` or `_rewrap` and set
-    `supports_key_generation` or `supports_rewrap`. If it names versions, write `key_version` and `_current_version`.
-    If its calls wait for no other computer, set `waits` to False.
-    The public methods check arguments and answers, wait for their turn, count, and report to the audit hook. They also
-    count and report for a subclass that overrides `wrap_key` and the like instead.
+    Make a client with `load_kms`. For a system of your own, write a class with `wrap_key` and `unwrap_key`, which may
+    derive from this one, and name it in ``encryption.kms-impl``. All else is optional: `initialize`, which gets the
+    properties, and `close`; `generate_key` and `rewrap_key`, if the system generates and rewraps keys; `key_version`,
+    `current_version` and `versions`, if it names versions; and ``waits = False`` if its calls wait for no other
+    computer. Raise KeyAccessError if the system refuses: what is not an error of ags_fast becomes one, without its
+    message.
+
+    Whoever calls such a method through ags_fast gets more: arguments and answers are checked, calls wait for their
+    turn, are counted, and are reported to the audit hook. A method that calls another of the same client makes one
+    call.
 
     Threads share a client. The client opens connections and files with its first call, again after `close`, and again
     in the child of a fork. It pickles as its properties.
@@ -181,9 +187,11 @@ class KmsClient:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name, operation in OPERATIONS.items():
+        for name in METHODS:
             if (own := vars(cls).get(name)) is not None:
-                setattr(cls, name, _accounted(own, operation))
+                setattr(cls, name, _accounted(name, own))
+                if name in SIGNS and SIGNS[name] not in vars(cls):
+                    setattr(cls, SIGNS[name], True)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -237,24 +245,18 @@ class KmsClient:
         filled = {CONTEXT + name: text.replace(DATASET_ID, dataset_id) for name, text in context_of(given).items()}
         return remembered({**given, **filled}, type(self).with_properties)
 
-    def wrap_key(self, key: Buffer, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         """Encrypt a key with the current version of the master key.
 
         Args:
             key: 1 to 4096 bytes.
             wrapping_key_id: The master key, as the KMS names it.
         """
-        key = KeyBytes(bytes_view(key))
-        if not 1 <= len(key) <= MAX_KEY_NBYTES:
-            raise ValueError(f"a key to wrap has 1 to {MAX_KEY_NBYTES} bytes, this one has {len(key)}")
-        return self._account("wrap", wrapping_key_id, lambda: _wrapped(self._wrap(key, wrapping_key_id), key))
+        raise NotImplementedError
 
-    def unwrap_key(self, wrapped: Buffer, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         """Return the key that `wrap_key` was given, whichever version of the master key wrapped it."""
-        wrapped = _as_bytes(wrapped)
-        return self._account(
-            "unwrap", wrapping_key_id, lambda: _unwrapped(self._unwrap(wrapped, wrapping_key_id), wrapped)
-        )
+        raise NotImplementedError
 
     def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
         """Make a new key in the KMS, in one call.
@@ -269,23 +271,14 @@ class KmsClient:
         Raises:
             NotImplementedError: `supports_key_generation` is false: draw a key and wrap it.
         """
-        if length not in AES_NBYTES:
-            raise ValueError(f"an AES key has 16, 24 or 32 bytes, not {length}")
-        if not self.supports_key_generation:
-            raise NotImplementedError(f"the KMS {self.provider} generates no keys: draw one and wrap it")
-        return self._account(
-            "generate", wrapping_key_id, lambda: self._generated(self._generate(wrapping_key_id, length), length)
-        )
+        raise NotImplementedError(f"the KMS {self.provider} generates no keys: draw one and wrap it")
 
-    def rewrap_key(self, wrapped: Buffer, wrapping_key_id: str) -> bytes:
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
         """Return the same key, wrapped by the current version of the master key.
 
         If the KMS rewraps (`supports_rewrap`), the key does not leave it. Otherwise this is an unwrap and a wrap.
         """
-        wrapped = _as_bytes(wrapped)
-        if not self.supports_rewrap:
-            return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
-        return self._account("rewrap", wrapping_key_id, lambda: _answer(self._rewrap(wrapped, wrapping_key_id)))
+        return self.wrap_key(self.unwrap_key(wrapped, wrapping_key_id), wrapping_key_id)
 
     def key_version(self, wrapped: bytes) -> str | None:
         """Return the version of the master key that wrapped a key, or None if the bytes do not name one.
@@ -303,10 +296,8 @@ class KmsClient:
         Returns:
             None if the KMS does not name versions, or not to this caller.
         """
-        if not self._overrides("_current_version"):
-            self._check(wrapping_key_id)
-            return None
-        return self._account(DESCRIBE, wrapping_key_id, lambda: self._current_version(wrapping_key_id))
+        self._check(wrapping_key_id)
+        return None
 
     def versions(self, wrapping_key_id: str) -> list[KeyVersion]:
         """Return the versions that the KMS lists, or the rotations that made them.
@@ -316,36 +307,11 @@ class KmsClient:
         Returns:
             An empty list if the KMS lists nothing to this caller.
         """
-        if not self._overrides("_versions_of"):
-            self._check(wrapping_key_id)
-            return []
-        return self._account(DESCRIBE, wrapping_key_id, lambda: self._versions_of(wrapping_key_id))
+        self._check(wrapping_key_id)
+        return []
 
     def close(self) -> None:
         """Close connections and drop cached data. The next call opens connections again."""
-
-    # For providers to write. An exception that is not an AgsError becomes a KeyAccessError.
-
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
-        raise NotImplementedError
-
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        raise NotImplementedError
-
-    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
-        raise NotImplementedError
-
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
-        raise NotImplementedError
-
-    def _current_version(self, wrapping_key_id: str) -> str | None:
-        raise NotImplementedError
-
-    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
-        raise NotImplementedError
-
-    def _overrides(self, name: str) -> bool:
-        return getattr(type(self), name) is not getattr(KmsClient, name)
 
     # Every call goes through these.
 
@@ -420,28 +386,82 @@ class KmsClient:
         return f"<{type(self).__name__} {self.provider}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), self.properties)
+        return _unpickled, (getattr(self, "kind", type(self)), self.properties)
 
 
-OPERATIONS = {"wrap_key": "wrap", "unwrap_key": "unwrap", "generate_key": "generate", "rewrap_key": "rewrap"}
+METHODS = ("wrap_key", "unwrap_key", "generate_key", "rewrap_key", "current_version", "versions")
+SIGNS = {"generate_key": "supports_key_generation", "rewrap_key": "supports_rewrap"}
 
 
-def _accounted(method: Callable[[Any, Any, Any], Any], operation: str) -> Callable[[Any, Any, Any], Any]:
-    """Return a public method of a subclass, checked and counted as the methods of `KmsClient` are."""
+def _accounted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a subclass with its arguments and its answer checked, and its calls counted and reported."""
 
-    @functools.wraps(method)
-    def call(self: KmsClient, first: Any, second: Any) -> Any:
-        def make() -> Any:
-            answer = method(self, first, second)
-            if operation == "generate":
-                return self._generated(answer, second)
-            if operation == "wrap":
-                return _wrapped(answer, first)
-            return _unwrapped(answer, first) if operation == "unwrap" else _answer(answer)
+    def wrap_key(self: KmsClient, key: Buffer, wrapping_key_id: str) -> bytes:
+        key = KeyBytes(bytes_view(key))
+        if not 1 <= len(key) <= MAX_KEY_NBYTES:
+            raise ValueError(f"a key to wrap has 1 to {MAX_KEY_NBYTES} bytes, this one has {len(key)}")
+        return self._account("wrap", wrapping_key_id, lambda: _wrapped(method(self, key, wrapping_key_id), key))
 
-        return self._account(operation, first if operation == "generate" else second, make)
+    def unwrap_key(self: KmsClient, wrapped: Buffer, wrapping_key_id: str) -> bytes:
+        wrapped = _as_bytes(wrapped)
+        return self._account(
+            "unwrap", wrapping_key_id, lambda: _unwrapped(method(self, wrapped, wrapping_key_id), wrapped)
+        )
 
-    return call
+    def generate_key(self: KmsClient, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        if length not in AES_NBYTES:
+            raise ValueError(f"an AES key has 16, 24 or 32 bytes, not {length}")
+        if not self.supports_key_generation:  # a client of these properties
+            return KmsClient.generate_key(self, wrapping_key_id, length)
+        return self._account(
+            "generate", wrapping_key_id, lambda: self._generated(method(self, wrapping_key_id, length), length)
+        )
+
+    def rewrap_key(self: KmsClient, wrapped: Buffer, wrapping_key_id: str) -> bytes:
+        wrapped = _as_bytes(wrapped)
+        return self._account("rewrap", wrapping_key_id, lambda: _answer(method(self, wrapped, wrapping_key_id)))
+
+    def describe(self: KmsClient, wrapping_key_id: str) -> Any:
+        return self._account(DESCRIBE, wrapping_key_id, lambda: method(self, wrapping_key_id))
+
+    checked = {one.__name__: one for one in (wrap_key, unwrap_key, generate_key, rewrap_key)}
+    return functools.wraps(method)(checked.get(name, describe))
+
+
+class _Adapted(KmsClient):
+    """A client that does what an object of another class does. Nothing of that class gets in the way of `KmsClient`."""
+
+    kind: ClassVar[type]
+
+    def __init__(self, inner: Any = None) -> None:
+        self._inner = self.kind() if inner is None else inner
+
+    def initialize(self, properties: Mapping[str, str]) -> None:
+        """As `KmsClient` has it."""
+        if hasattr(self._inner, "initialize"):
+            self._inner.initialize(properties)
+        super().initialize(properties)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self._inner, name)(*args)
+
+
+@functools.cache
+def client_class(kind: type) -> type[KmsClient]:
+    """Return the class of clients that do what objects of a class do: itself, if it is one.
+
+    Raises:
+        TypeError: The class has not both `wrap_key` and `unwrap_key`.
+    """
+    for name in ("wrap_key", "unwrap_key"):
+        if getattr(kind, name, None) in (None, getattr(KmsClient, name)):
+            raise TypeError(f"{kind.__name__} is not a KMS client: give the class a method {name}")
+    if issubclass(kind, KmsClient):
+        return kind
+    own = {name: getattr(kind, name) for name in ("provider", "property_names", "waits") if hasattr(kind, name)}
+    own |= {name: _forwarded(name) for name in (*METHODS, "key_version", "close") if hasattr(kind, name)}
+    return type(kind.__name__, (_Adapted,), {**own, "kind": kind})
 
 
 _clients: dict[tuple[tuple[str, str], ...], KmsClient] = {}
@@ -459,8 +479,8 @@ def remembered(properties: Mapping[str, str], make: Callable[[dict[str, str]], K
     return client
 
 
-def _unpickled(kind: type[KmsClient], properties: dict[str, str]) -> KmsClient:
-    return remembered(properties, kind.with_properties)
+def _unpickled(kind: type, properties: dict[str, str]) -> KmsClient:
+    return remembered(properties, client_class(kind).with_properties)
 
 
 os.register_at_fork(after_in_child=_clients.clear)

@@ -101,7 +101,8 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
             raise ValueError(f"{LIFETIME} is a number of seconds from 1 to 43200, not {seconds!r}")
         super().initialize(properties)
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         import google_crc32c
 
         def ask(client: KeyManagementServiceClient, name: str) -> bytes:
@@ -116,7 +117,8 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
 
         return self._call("Encrypt", wrapping_key_id, ask)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         import google_crc32c
 
         def ask(client: KeyManagementServiceClient, name: str) -> bytes:
@@ -131,7 +133,9 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
 
         return self._call("Decrypt", wrapping_key_id, ask)
 
-    def _current_version(self, wrapping_key_id: str) -> str | None:
+    def current_version(self, wrapping_key_id: str) -> str | None:
+        """As `KmsClient` has it."""
+
         def ask(client: KeyManagementServiceClient, name: str) -> str | None:
             return _number(
                 client.get_crypto_key(request={"name": name}, timeout=self._timeout, retry=None).primary.name
@@ -141,7 +145,9 @@ class GcpKms(ServiceKms["KeyManagementServiceClient"]):
             return self._call("Get", wrapping_key_id, ask)
         return None
 
-    def _versions_of(self, wrapping_key_id: str) -> list[KeyVersion]:
+    def versions(self, wrapping_key_id: str) -> list[KeyVersion]:
+        """As `KmsClient` has it."""
+
         def ask(client: KeyManagementServiceClient, name: str) -> list[KeyVersion]:
             pages = client.list_crypto_key_versions(request={"parent": name}, timeout=self._timeout, retry=None)
             return [

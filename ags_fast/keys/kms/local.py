@@ -106,16 +106,19 @@ class LocalKms(KmsClient):
         """As `KmsClient` has it."""
         return str(_blob_version(wrapped))
 
-    def _current_version(self, wrapping_key_id: str) -> str:
+    def current_version(self, wrapping_key_id: str) -> str:
+        """As `KmsClient` has it."""
         return str(self._current().newest(wrapping_key_id)[0])
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         version, master = self._current().newest(wrapping_key_id)
         nonce = os.urandom(NONCE_NBYTES)
         head = bytes([BLOB_VERSION]) + version.to_bytes(4, "little")
         return head + nonce + master.seal(nonce, key, wrapping_key_id.encode())
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         version = _blob_version(wrapped)
         master = self._current().master(wrapping_key_id, version)
         nonce, sealed = wrapped[BLOB_HEAD : BLOB_HEAD + NONCE_NBYTES], wrapped[BLOB_HEAD + NONCE_NBYTES :]

@@ -75,7 +75,6 @@ class Pkcs11Kms(ServiceKms["_Token"]):
     property_names = BY_PROVIDER[provider]
     packages = ("pkcs11",)
     secret_properties = {"kms.pkcs11.pin": PINS}  # noqa: RUF012, of the base class
-    supports_key_generation = True
 
     # In the caller's thread: a library that is abandoned in the middle of a call cannot be used again.
     _carry_out = KmsClient._carry_out  # noqa: SLF001
@@ -94,20 +93,25 @@ class Pkcs11Kms(ServiceKms["_Token"]):
         """As `KmsClient` has it."""
         return _split(wrapped)[0].hex()
 
-    def _current_version(self, wrapping_key_id: str) -> str:
+    def current_version(self, wrapping_key_id: str) -> str:
+        """As `KmsClient` has it."""
         return self._with(wrapping_key_id, lambda session: self._newest(session, wrapping_key_id)[0].hex())
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         return self._with(wrapping_key_id, lambda session: self._sealed(session, key, wrapping_key_id))
 
-    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        """As `KmsClient` has it."""
+
         def drawn(session: Session) -> tuple[bytes, bytes]:
             key = session.generate_random(8 * length)
             return key, self._sealed(session, key, wrapping_key_id)
 
         return self._with(wrapping_key_id, drawn)
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         number, head, nonce, sealed = _split(wrapped)
 
         def opened(session: Session) -> bytes:

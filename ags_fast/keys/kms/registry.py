@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ags_fast.keys.kms.accounts import AUDIT_HOOK, named_hook
-from ags_fast.keys.kms.client import ALLOWED, KmsClient, allowed_patterns, cache_lifetime, call_rate, remembered
+from ags_fast.keys.kms.client import (
+    ALLOWED,
+    Kms,
+    KmsClient,
+    allowed_patterns,
+    cache_lifetime,
+    call_rate,
+    client_class,
+    remembered,
+)
 from ags_fast.keys.kms.imports import KMS_IMPL, find_class
 from ags_fast.keys.kms.names import check_kms_names
 
@@ -26,8 +35,8 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     """Make the client that `properties` describe, without calling the KMS.
 
     ``encryption.kms-type`` is the name of a provider: ``local``, ``aws``, ``gcp``, ``azure``, ``vault`` or ``pkcs11``.
-    ``encryption.kms-impl`` is a class of yours instead, ``module:Class``, derived from `KmsClient`. The other
-    properties are the provider's.
+    ``encryption.kms-impl`` is a class of yours instead, ``module:Class``, with the methods `wrap_key` and `unwrap_key`:
+    see `KmsClient`. The other properties are the provider's.
 
     Names that begin with ``encryption.``, ``kms.``, ``vault.`` or ``azure.keyvault.`` must be known, and be the chosen
     provider's. Of other names only a near miss is refused, so the properties of a catalog can be passed unchanged. A
@@ -54,7 +63,7 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     Raises:
         ValueError: Both or neither of the first two properties are given, the type or a name is unknown, or the
             provider misses a property.
-        TypeError: A value is not text, or the class is not a `KmsClient`.
+        TypeError: A value is not text, or the class lacks `wrap_key` or `unwrap_key`.
         ImportError: The provider's optional dependency is missing.
     """
     properties = dict(properties)
@@ -72,32 +81,34 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     named_hook(properties.get(AUDIT_HOOK))
     impl = kms_impl or PROVIDERS[kms_type or ""]
     kind = find_class(impl)
-    if not (isinstance(kind, type) and issubclass(kind, KmsClient)):
-        raise TypeError(f"{impl} is not a KMS client: derive it from ags_fast.keys.KmsClient, with _wrap and _unwrap")
+    if not isinstance(kind, type):
+        raise TypeError(f"{impl} is not a class")
+    kind = client_class(kind)
     check_kms_names(properties, kind)
     return kind.with_properties(properties)
 
 
-def as_kms(kms: KmsClient | Mapping[str, str]) -> KmsClient:
-    """Return a client unchanged, or make the client that properties describe.
+def as_kms(kms: Kms) -> KmsClient:
+    """Return the client that an argument is, or that its properties describe.
 
     Raises:
-        TypeError: `kms` is neither.
+        TypeError: The argument is neither a mapping, nor an object with the methods of a client.
     """
     if isinstance(kms, KmsClient):
         return kms
-    if not isinstance(kms, Mapping):
+    if isinstance(kms, Mapping):
+        return load_kms(kms)
+    if not hasattr(kms, "unwrap_key"):
         raise TypeError(
-            "kms is a mapping of properties, such as {'encryption.kms-type': 'local', ...}, or an "
-            f"ags_fast.keys.KmsClient, not {type(kms).__name__}: derive a client of your own from "
-            "KmsClient, with _wrap and _unwrap"
+            "kms is a mapping of properties, such as {'encryption.kms-type': 'local', ...}, or a client with the "
+            f"methods wrap_key and unwrap_key, not {type(kms).__name__}"
         )
-    return load_kms(kms)
+    return client_class(type(kms))(kms)  # type: ignore[call-arg]  # a class for other objects takes one
 
 
-def shared_client(properties: Mapping[str, str]) -> KmsClient:
-    """Return one client for all callers of this process with the same properties, such as its Spark tasks."""
-    return remembered(properties, load_kms)
+def shared_client(kms: Kms) -> KmsClient:
+    """Do as `as_kms`, with one client for all callers of this process with the same properties, such as Spark tasks."""
+    return remembered(kms, load_kms) if isinstance(kms, Mapping) else as_kms(kms)
 
 
 def check_travels(client: KmsClient) -> None:

@@ -95,8 +95,6 @@ class VaultKms(ServiceKms["_Server"]):
         "vault.secret-id": SECRET_IDS,
         "vault.jwt": f"name a file in {JWT_FILE}",
     }
-    supports_key_generation = True
-    supports_rewrap = True
     again = (412,)  # a standby that lags behind
     check = f"{ADDRESS}, and the certificate's authority in {CA_FILE}, VAULT_CACERT or REQUESTS_CA_BUNDLE"
 
@@ -126,13 +124,15 @@ class VaultKms(ServiceKms["_Server"]):
         """As `KmsClient` has it."""
         return str(_version(wrapped))
 
-    def _current_version(self, wrapping_key_id: str) -> str | None:
+    def current_version(self, wrapping_key_id: str) -> str | None:
+        """As `KmsClient` has it."""
         # min_encryption_version does not matter: it bounds versions that requests name, and these name none.
         found = self._find(wrapping_key_id, self._deadline())
         latest = (found or {}).get("latest_version")
         return str(latest) if isinstance(latest, int) else None
 
-    def _wrap(self, key: bytes, wrapping_key_id: str) -> bytes:
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         text = base64.b64encode(key).decode()
 
         def ask(transit: Any, name: str, mount: str) -> Any:
@@ -140,10 +140,12 @@ class VaultKms(ServiceKms["_Server"]):
 
         return _ciphertext(self._call("encrypt", wrapping_key_id, ask))
 
-    def _unwrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def unwrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         return _plaintext(self._send("decrypt", wrapped, wrapping_key_id))
 
-    def _rewrap(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+    def rewrap_key(self, wrapped: bytes, wrapping_key_id: str) -> bytes:
+        """As `KmsClient` has it."""
         return _ciphertext(self._send("rewrap", wrapped, wrapping_key_id))
 
     def _send(self, action: str, wrapped: bytes, wrapping_key_id: str) -> dict[str, Any]:
@@ -159,10 +161,11 @@ class VaultKms(ServiceKms["_Server"]):
         except AnswerError:
             raise self._why(wrapped, action, wrapping_key_id, deadline) from None
 
-    def _generate(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+    def generate_key(self, wrapping_key_id: str, length: int) -> tuple[bytes, bytes]:
+        """As `KmsClient` has it."""
         if length == 24:  # the engine makes none of 192 bits
             key = os.urandom(length)
-            return key, self._wrap(key, wrapping_key_id)
+            return key, self.wrap_key(key, wrapping_key_id)
 
         def ask(transit: Any, name: str, mount: str) -> Any:
             return transit.generate_data_key(name, "plaintext", bits=8 * length, mount_point=mount)

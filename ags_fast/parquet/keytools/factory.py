@@ -17,7 +17,7 @@ from ags_fast.ags1 import KeyBytes, bytes_view
 from ags_fast.errors import FormatError, IntegrityError, KeyAccessError
 from ags_fast.keys.cache import KeyCache
 from ags_fast.keys.kek import KEY_NBYTES
-from ags_fast.keys.kms import KmsClient, aes_key, as_kms, check_key_id, shared_client
+from ags_fast.keys.kms import Kms, KmsClient, aes_key, check_key_id, shared_client
 from ags_fast.parquet.keys import FOOTER_KEY, Keys
 from ags_fast.parquet.keytools.material import (
     TYPE,
@@ -38,12 +38,9 @@ from ags_fast.parquet.keytools.material import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Literal
 
-    from ags_fast._types import Buffer, FilePath
+    from ags_fast._types import Buffer, FilePath, WrappedText
     from ags_fast.parquet.keytools.material import ColumnKeys, Path
-
-    _WrappedText = Literal["auto", "base64", "plain"]
 
 __all__ = ["CryptoFactory", "KeyRetriever", "Wrapper", "asked", "clear_cache", "renew_keks", "resolve"]
 
@@ -73,7 +70,7 @@ class CryptoFactory:
         storage_options: Options for fsspec, for external material.
     """
 
-    kms: KmsClient | Mapping[str, str] = field(repr=False)
+    kms: Kms = field(repr=False)
     _: KW_ONLY
     double_wrapping: bool = True
     internal: bool = True
@@ -82,7 +79,7 @@ class CryptoFactory:
     kms_instance_id: str = "DEFAULT"
     kms_instance_url: str = "DEFAULT"
     cache_lifetime: float = 600.0
-    wrapped_text: _WrappedText = "auto"
+    wrapped_text: WrappedText = "auto"
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -183,7 +180,7 @@ class CryptoFactory:
     @property
     def client(self) -> KmsClient:
         """The KMS client."""
-        return shared_client(self.kms) if isinstance(self.kms, Mapping) else as_kms(self.kms)
+        return shared_client(self.kms)
 
 
 class KeyRetriever:
@@ -243,7 +240,7 @@ class KeyRetriever:
 
 def resolve(
     key_metadata: Buffer,
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     path: FilePath | None = None,
     **options: Any,
 ) -> bytes:

@@ -20,12 +20,9 @@ from ags_fast.parquet.keys import FOOTER_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Literal
 
-    from ags_fast._types import Buffer, FilePath
+    from ags_fast._types import Buffer, FilePath, WrappedText
     from ags_fast.fs import NewFile, NewObject
-
-    _WrappedText = Literal["auto", "base64", "plain"]
 
 __all__ = [
     "TYPE",
@@ -183,7 +180,7 @@ def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def from_text(text: str, how: _WrappedText) -> bytes:
+def from_text(text: str, how: WrappedText) -> bytes:
     """Return the bytes that the KMS wrapped, from the text in key material."""
     if how == "base64":
         return decoded("a wrapped key", text)
@@ -195,7 +192,7 @@ def from_text(text: str, how: _WrappedText) -> bytes:
     return text.encode()
 
 
-def to_text(wrapped: bytes, how: _WrappedText, key_id: str) -> str:
+def to_text(wrapped: bytes, how: WrappedText, key_id: str) -> str:
     """Return the text of a wrapped key: the inverse of `from_text`.
 
     Raises:

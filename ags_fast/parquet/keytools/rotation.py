@@ -22,10 +22,8 @@ from ags_fast.parquet.keytools.material import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ags_fast._types import FilePath
-    from ags_fast.keys.kms import KmsClient
+    from ags_fast.keys.kms import Kms
 
 __all__ = ["rotate"]
 
@@ -34,7 +32,7 @@ WRAPPED = ("wrappedDEK", "doubleWrapping", *KEK_TEXTS)  # what rotation changes
 
 def rotate(
     path: FilePath,
-    kms: KmsClient | Mapping[str, str],
+    kms: Kms,
     *,
     double_wrapping: bool | None = None,
     **options: Any,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ags_fast._secrets import check_no_secret
-from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
+from ags_fast._types import KeyMaterial, OrShow
+from ags_fast.ags1 import DEFAULT_BLOCK_SIZE, nbytes_of
 from ags_fast.dataset.dataset import Dataset
 from ags_fast.dataset.key_material import check_key_material
 from ags_fast.keys.kms import load_kms
@@ -125,7 +125,7 @@ class ReadOptions:
     files: str | None = None
     columns: tuple[str, ...] | None = None
     split_bytes: int = SPLIT_NBYTES
-    missing: str = "error"
+    missing: OrShow = "error"
     pushdown: bool = False
     decoder: str = "auto"
     max_block_nbytes: int = 0
@@ -152,7 +152,7 @@ class ReadOptions:
             given.text("files"),
             given.names("columns"),
             given.size("splitBytes", SPLIT_NBYTES),
-            given.choice("missing", ("error", "hide", "null")),
+            given.choice("missing", get_args(OrShow)),
             given.flag("pushdown"),
             given.choice("decoder", DECODERS),
             given.size("maxBlockBytes", 0),
@@ -189,7 +189,7 @@ class WriteOptions:
     dek_length: int = 16
     block_size: int = DEFAULT_BLOCK_SIZE
     if_exists: str = "write"
-    key_material: str | None = None
+    key_material: KeyMaterial | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -201,7 +201,7 @@ class WriteOptions:
         dek_length = given.number("dekLength", 1) or 16
         if dek_length not in (16, 24, 32):
             raise ValueError(f"the option dekLength is 16, 24 or 32 bytes, not {dek_length}")
-        key_material = given.text("keyMaterial")
+        key_material: Any = given.text("keyMaterial")
         check_key_material(key_material, dek_length)
         return cls(
             Place.of(options),
@@ -271,7 +271,7 @@ class _Given:
             raise ValueError(f"the option {name} is true or false, not {text!r}")
         return text == "true"
 
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+    def choice(self, name: str, choices: tuple[Any, ...]) -> Any:
         text = self._values.get(name, choices[0]).strip().lower()
         if text not in choices:
             raise ValueError(f"the option {name} is {', '.join(choices)}, not {text!r}")
@@ -288,7 +288,7 @@ class _Given:
 
     def size(self, name: str, default: int) -> int:
         """A number of bytes, such as 1048576, 1024k or 64m."""
-        found = self._parsed(name, _nbytes, 1, "a number of bytes, such as 134217728 or 128m")
+        found = self._parsed(name, nbytes_of, 1, "a number of bytes, such as 134217728 or 128m")
         return default if found is None else found
 
     def names(self, name: str) -> tuple[str, ...] | None:
@@ -318,13 +318,6 @@ class _Given:
         if value < least:
             raise ValueError(f"the option {name} is {what}, and at least {least}, not {text!r}")
         return value
-
-
-def _nbytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*(?:([kmgt])i?b?|b)?", text.lower())
-    if match is None:
-        raise ValueError
-    return int(match[1]) << (10 * (" kmgt".index(match[2]) if match[2] else 0))
 
 
 def _json(name: str, text: str, kind: type[T]) -> T:
