@@ -23,7 +23,7 @@ from ags_fast import Dataset, jobs
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.policy import Policy
 from ags_fast.dataset.tables import Tables
-from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.engines.local import LocalEngine
 from benchmarks.datasets import done, workspace
 from benchmarks.evp import ROOT
 from benchmarks.keystore import MASTER_KEY, keystore

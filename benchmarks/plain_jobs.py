@@ -126,7 +126,7 @@ def plain_open(files: Iterable[PlainFile], writes: bool) -> Iterator[int]:
 
 def plain_job(session: SparkSession, task: Callable[..., Iterator[int]], plan: list[PlainFile]) -> None:
     """In the bins that our job has, too."""
-    from ags_fast.jobs.engines.base import bins
+    from ags_fast.engines.base import bins
     from ags_fast.jobs.run import LOCAL_OPEN_COST
     from ags_fast.spark.engine import TARGET_BYTES
 

@@ -38,6 +38,7 @@ SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["XDG_CONFIG_HOME"] = "/proc/none"  # no profile of whoever runs the tests
     # A JVM may end before the last of its objects here. What then collects them, perhaps within ast.parse(), would log
     # a traceback, which calls ast.parse() again: Python 3.11 takes that for a fault of its own.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

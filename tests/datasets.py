@@ -179,7 +179,7 @@ def lose_an_answer(
 
 def row_of(result: JobResult, path: str) -> Row:
     """The one row whose source ends so."""
-    rows = [row for row in result.rows if row.src.endswith("/" + path)]
+    rows = [row for row in result.rows if f"/{row.src}".endswith(f"/{path}")]
     assert len(rows) == 1, (path, result.rows)
     return rows[0]
 

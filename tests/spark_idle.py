@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ags_fast.dataset.rows import Row
-from ags_fast.jobs.engines.base import JobContext
+from ags_fast.engines.base import JobContext
 
 if TYPE_CHECKING:
     from ags_fast.jobs.work.context import Task

@@ -20,8 +20,8 @@ from deadly_kms import Rules
 from support import pattern, python_env
 
 from ags_fast import Dataset
+from ags_fast.engines.local import LocalEngine
 from ags_fast.jobs import decrypt_files, encrypt_files, sweep, verify_files
-from ags_fast.jobs.engines.local import LocalEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -24,9 +24,9 @@ from datasets import MASTER, make_kms, read_tree, write_tree
 from ags_fast import cli, jobs
 from ags_fast.audit.runbook import EVENTS
 from ags_fast.cli.codes import EXIT_KEY_ACCESS, EXIT_NOT_FOUND
-from ags_fast.cli.page.audit import audit_page
-from ags_fast.cli.page.graph import graph_of
 from ags_fast.markup import clipped, el, joined, nbytes, text
+from ags_fast.page.audit import audit_page
+from ags_fast.page.graph import graph_of
 from ags_fast.profiles import profile
 
 pytestmark = pytest.mark.usefixtures("without_workers")
@@ -93,7 +93,7 @@ def check(page: str) -> Elements:
 
 def audited(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     """What an audit finds, with the events."""
-    assert cli.main(["keys", "audit", "ds", "--html", "audited.html", "--force", "--json", *more]) == 0
+    assert cli.main(["keys", "audit", "ds", "--html", "audited.html", "--overwrite", "--json", *more]) == 0
     return dict(json.loads(capsys.readouterr().out))
 
 
@@ -126,7 +126,7 @@ def many(found: dict[str, Any], number: int, name: str = "") -> dict[str, Any]:
                 "needed_by_versions": [i + 1],
             }
         )
-        version = {"number": i + 1, "time_ms": created, "files": 1000 + i, "plain_length": 10**9 * i, "key_id": key_id}
+        version = {"number": i + 1, "time_ms": created, "files": 1000 + i, "source_length": 10**9 * i, "key_id": key_id}
         made["versions"].append({**found["versions"][0], **version})
         made["opens"].append({"key_id": key_id, "version": i + 1, "data_keys": 10 * i, "tables": 1, "document": True})
     return {**made, "version": number}
@@ -186,10 +186,10 @@ def test_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_output_is_exclusive(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "keys.html").write_text("mine")
-    assert cli.main(["keys", "audit", "ds", "--html", "keys.html"]) == 1
-    assert "--force replaces the file" in capsys.readouterr().err
+    assert cli.main(["keys", "audit", "ds", "--html", "keys.html"]) == 2
+    assert "--overwrite replaces the file" in capsys.readouterr().err
     assert (folder / "keys.html").read_text() == "mine"
-    assert cli.main(["keys", "audit", "ds", "--html", "keys.html", "--force", "--event", "kek-leaked"]) == 0
+    assert cli.main(["keys", "audit", "ds", "--html", "keys.html", "--overwrite", "--event", "kek-leaked"]) == 0
     elements = check((folder / "keys.html").read_text())
     assert "What to do" in elements.text
     assert cli.main(["keys", "audit", "nowhere", "--html", "none.html"]) == EXIT_NOT_FOUND

@@ -315,7 +315,8 @@ def test_flips_of_data(target: Target) -> None:
         failed = set()
         for version in (3, ENTRIES):
             checked = verify_files(target.folder, kms=target.kms, version=version, **QUIET)
-            failed |= {row.src.removeprefix(f"{target.folder}/") for row in checked.rows if row.error}
+            files = rows_of(log, log.entry(version))
+            failed |= {files[row.src] for row in checked.failed}
         assert failed == {path for path in changed if is_read(target, "data", path)}, changed
         for path, file in rows_of(log, log.head()).items():
             if file in changed:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import encrypt, write_tree
+from datasets import encrypt, object_of, write_tree
 from support import python_env
 
-from ags_fast import Dataset, jobs
+from ags_fast import Dataset
 
 if TYPE_CHECKING:
     from servers import S3Server
@@ -79,8 +79,7 @@ def test_nightly_rotation(kms: dict[str, str], tmp_path: Path) -> None:
     assert "nightly_rotation: pin to keep elsewhere: " in done.stderr
     after = Dataset.open(tmp_path / "ds", kms=kms).sealed_files()
     assert keys.isdisjoint({file.key_id for file in after})
-    stored = jobs.verify_files(tmp_path / "ds", kms=kms).rows[0].src
-    with open(stored, "r+b") as file:
+    with open(object_of(tmp_path / "ds", kms, "a"), "r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"?")
     assert run_example("nightly_rotation", str(tmp_path / "ds"), *options).returncode == 1

@@ -305,13 +305,12 @@ def test_commands(world: World, capsysbinary: pytest.CaptureFixture[bytes]) -> N
         ["rm", dataset, "file 1", "--dry-run"],
         ["ls", dataset],
         ["cat", dataset, "file 1"],
-        ["inspect", dataset],
         ["sweep", dataset],
         ["keys", "status", dataset],
         ["keys", "rotate", dataset, "--dry-run"],
         ["keys", "audit", dataset],
         ["keys", "policy", dataset],
-        ["keys", "expire", dataset, "--keep", "1"],
+        ["expire", dataset, "--yes", "--keep", "1"],
     ]
     good, bad = world.pins[3], f"4-{world.pins[3][2:]}"
     for command in commands:
@@ -395,7 +394,7 @@ def test_paths_that_match_nothing(world: World, capsys: pytest.CaptureFixture[st
     kms = ["--keystore", world.kms["kms.local.path"], "--key-file", world.kms["kms.local.key-file"]]
     for command in (["verify"], ["decrypt"], ["rekey"], ["keys", "audit", "--event", "dek-leaked"]):
         more = [str(world.folder / "out")] if command == ["decrypt"] else []
-        assert main([*command, str(world.dataset), *more, *kms, "--path", "fodler/a.csv"]) not in (0, 2, 3)
+        assert main([*command, str(world.dataset), *more, *kms, "--include", "fodler/a.csv"]) not in (0, 2, 3)
         assert "did you mean 'folder/a.csv'?" in capsys.readouterr().err
     assert verify_files(world.dataset, engine=HERE, paths="file*", **given).counts["ok"] == 6
 

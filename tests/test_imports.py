@@ -9,8 +9,8 @@ import pytest
 from datasets import MASTER, make_kms, write_tree
 from support import run_python
 
+from ags_fast.engines.local import LocalEngine
 from ags_fast.jobs import encrypt_files
-from ags_fast.jobs.engines.local import LocalEngine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -44,9 +44,9 @@ from ags_fast.dataset.kinds import Want
 from ags_fast.dataset.names import entry_path, job_in_name, job_of, new_job_id
 from ags_fast.dataset.plan import read_files, read_plan
 from ags_fast.dataset.tables import Tables
+from ags_fast.engines.local import LocalEngine
 from ags_fast.fs import Store, local
 from ags_fast.jobs import JobError, decrypt_files, encrypt_files, open_file, rekey_files, rotate, sweep, verify_files
-from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.keys.cache import clear_cache
 from ags_fast.keys.kms import KmsClient, kms_calls, load_kms
@@ -107,7 +107,7 @@ def test_round_trip(
     assert {row.src for row in done.rows} == {str(src / path) for path in tree}
     row = row_of(done, "edge/1025")
     made = object_of(dataset, kms, "edge/1025")
-    assert row[1:9] == (str(made), "ok", None, None, 1025, 8 + 1025 + 2 * 28, 1024, "ags1")
+    assert row[1:9] == ("edge/1025", "ok", None, None, 1025, 8 + 1025 + 2 * 28, 1024, "ags1")
     assert row.key_id
     assert row.seconds > 0
     assert row.attempt == 0
@@ -356,9 +356,9 @@ def test_swapped_members_are_named(dataset: Path, kms: dict[str, str], tmp_path:
     other.write_bytes(contents[0])
     one.write_bytes(contents[1])
     checked = verify_files(dataset, kms=kms, engine=HERE)
-    assert {row.src for row in checked.failed} == {str(one), str(other)}
-    assert f"swapped: {one.name} holds what belongs to 3, part 3" in (row_of(checked, one.name).error or "")
-    assert f"swapped: {other.name} holds what belongs to 1, part 1" in (row_of(checked, other.name).error or "")
+    assert {row.src for row in checked.failed} == {"1", "3"}
+    assert f"swapped: {one.name} holds what belongs to 3, part 3" in (row_of(checked, "1").error or "")
+    assert f"swapped: {other.name} holds what belongs to 1, part 1" in (row_of(checked, "3").error or "")
 
 
 def test_members_that_a_version_has_twice(
@@ -486,7 +486,7 @@ def test_dry_run(src: Path, dataset: Path, kms: dict[str, str], tmp_path: Path) 
     assert kms_calls() == before
     assert not dataset.exists()
     assert planned.version is None
-    assert (row_of(planned, "one").dst or "").startswith(str(dataset / "one."))
+    assert row_of(planned, "one").dst == "one"
     encrypt(src, dataset, kms)
     write_tree(src, {"more": b"x"})
     before_tree = read_tree(dataset)
@@ -672,8 +672,8 @@ def test_bad_files_of_a_dataset_are_rows(src: Path, dataset: Path, kms: dict[str
     write_tree(dataset, {"stranger": b"?"})
     checked = verify_files(dataset, kms=kms, engine=HERE)
     for name in ("edge/1024", "edge/1025", "edge/2048"):
-        assert row_of(checked, objects[name].name).error_class == "IntegrityError"
-    assert row_of(checked, objects["one"].name).status == row_of(checked, objects["empty"].name).status == "failed"
+        assert row_of(checked, name).error_class == "IntegrityError"
+    assert row_of(checked, "one").status == row_of(checked, "empty").status == "failed"
     extra = row_of(checked, "stranger")
     assert (extra.status, extra.error_class) == ("skipped", "ExtraFile")
     assert checked.counts == {"ok": len(small_tree()) - 5, "skipped": 1, "failed": 5}
@@ -701,8 +701,7 @@ def test_verify_after(src: Path, dataset: Path, kms: dict[str, str], monkeypatch
 
     monkeypatch.setattr(ags_fast.jobs.work.stream, "_check", rot)
     done = rekey_files(dataset, kms=kms, engine=HERE, verify_after=True)
-    bad = str(object_of(dataset, kms, "edge/1024"))
-    assert [(row.src, row.error_class) for row in done.failed] == [(bad, "IntegrityError")]
+    assert [(row.src, row.error_class) for row in done.failed] == [("edge/1024", "IntegrityError")]
     monkeypatch.undo()
     assert decrypted(dataset, kms) == small_tree()
     assert leftovers(dataset, kms) == []

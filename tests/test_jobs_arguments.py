@@ -28,8 +28,9 @@ def test_the_signature_names_them(name: str) -> None:
     assert parameters.keys() >= set(expected)
     for each in expected:
         assert parameters[each].kind is inspect.Parameter.KEYWORD_ONLY
-        default = inspect.Parameter.empty if each == "kms" and name not in OWN_KMS else None
-        assert parameters[each].default is default
+        assert parameters[each].default is (
+            inspect.Parameter.empty if name == "destroy_versions" and each == "kms" else None
+        )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -37,7 +38,7 @@ def test_an_error_names_the_function_that_was_called(name: str) -> None:
     function = getattr(jobs, name)
     given: dict[str, Any] = dict.fromkeys(positional(function), "x")
     if name not in OWN_KMS:
-        with pytest.raises(TypeError, match=rf"^{name}\(\) missing .*'kms'$"):
+        with pytest.raises(ValueError, match=r"^kms is not given, and .* has no profile 'default'"):
             function(**given)
         given["kms"] = {}
     with pytest.raises(TypeError, match=rf"^{name}\(\) got an unexpected keyword argument 'pins'"):

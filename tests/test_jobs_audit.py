@@ -331,7 +331,7 @@ def test_paths_of_leaked_data_keys(tmp_path: Path, capsys: pytest.CaptureFixture
     dataset = double(tmp_path, kms)
     first, second = printed(dataset, kms, event="dek-leaked", paths="part=1/*")["steps"]
     assert (first["function"], first["arguments"]) == ("rekey_files", {"paths": ["part=1/*"]})
-    assert "--path 'part=1/*'" in first["command"]
+    assert "--include 'part=1/*'" in first["command"]
     assert (first["written"]["files"], second["removed"]["files"]) == (3, 3)
     old = {name: data for name, data in read_tree(dataset).items() if name.startswith("part=1/")}
     run(shlex.split(first["command"])[1:], capsys)
@@ -768,7 +768,7 @@ def test_key_stores_elsewhere(tmp_path: Path) -> None:
     (master,) = found["masters"]  # the key store has let go of what version 1 has wrapped
     assert {row["version"]: row["may_be_destroyed"] for row in master["versions"]} == {"2": False}
     assert master["others"] is True
-    assert all(f"--key-store {place}" in step["command"] for step in found["steps"] if "ds" in step["command"])
+    assert all(f"--kek-store {place}" in step["command"] for step in found["steps"] if "ds" in step["command"])
 
 
 def test_key_stores_in_databases(tmp_path: Path) -> None:

@@ -604,7 +604,7 @@ def test_verify_finds_damage_and_strangers(world: World) -> None:
     two.unlink()
     (world.url / "stranger").write_bytes(b"?")
     done = world.verify()
-    assert sorted(Path(row.src).name for row in done.failed) == sorted((one.name, two.name))
+    assert sorted(row.src for row in done.failed) == ["a", "z"]
     assert done.extra_files == 1
     assert world.verify(paths="b/*").rows[0].status == "ok"
 

@@ -25,9 +25,9 @@ from ags_fast.dataset.job import Job
 from ags_fast.dataset.job_keys import JobKeys
 from ags_fast.dataset.log import Log
 from ags_fast.dataset.policy import Policy
+from ags_fast.engines.local import LocalEngine
 from ags_fast.errors import ExpiredError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.jobs import rotation
-from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.results import JobResult
 from ags_fast.keys import clear_cache, kms_calls, load_kms
 from ags_fast.keys.kms import local
@@ -454,13 +454,13 @@ def test_a_version_comes_back(url: Path, kms: dict[str, str]) -> None:
     jobs.set_policy(url, Policy(kek_uses=1000), kms=kms)
     turned(url, kms)
     planned = jobs.restore_version(url, 2, kms=kms, dry_run=True)
-    assert [(row.status, Path(row.src).name.partition(".")[0]) for row in planned.rows] == [("planned", "more")]
+    assert [(row.status, row.src, row.dst) for row in planned.rows] == [("planned", "more", None)]
     done = jobs.restore_version(url, 2, kms=kms)
     check(url, kms)
     head = head_of(url, kms)
     assert (done.version, head.policy) == (head.number, Policy(kek_uses=1000))
     back = jobs.restore_version(url, 3, kms=kms)
-    assert [(row.src, row.status) for row in back.rows] == [("more", "ok")]
+    assert [(row.src, row.dst, row.status) for row in back.rows] == [("more", "more", "ok")]
     assert all(head_of(url, kms).keys[key_id].state == "active" for key_id in counted_keys(url, kms))
     check(url, kms, *PATHS, "more")
     assert jobs.restore_version(url, 3, kms=kms).rows == []
@@ -599,11 +599,15 @@ def test_upkeep_verifies_a_share(url: Path, kms: dict[str, str]) -> None:
     assert jobs.maintain(url, verify=1.0, **quiet).counts["ok"] == len(PATHS)
     row = next(iter(Access.of(url, kms).open().files()))
     (url / row.file).write_bytes(bytes(row.file_length))
-    assert [Path(one.src) for one in jobs.maintain(url, verify=1.0, **quiet).failed] == [url / row.file]
+    assert [one.src for one in jobs.maintain(url, verify=1.0, **quiet).failed] == [row.path]
+    assert [one.src for one in jobs.verify_files(url, sample=1.0, **quiet).failed] == [row.path]
+    assert jobs.verify_files(url, sample=0.0, **quiet).rows == []
+    with pytest.raises(ValueError, match="sample is a share"):
+        jobs.verify_files(url, sample=5, **quiet)
 
 
 def test_each_file_has_its_turn(url: Path, kms: dict[str, str]) -> None:
-    from ags_fast.jobs.upkeep import draws
+    from ags_fast.jobs.verification import draws
 
     draw = draws(Access.of(url, kms).open())
     drawn = [sum(draw(str(day), path) < 0.2 for day in range(500)) for path in PATHS]

@@ -28,6 +28,8 @@ from ags_fast.dataset.change import Wish
 from ags_fast.dataset.entries import FileEntry
 from ags_fast.dataset.job import Job
 from ags_fast.dataset.kinds import Want
+from ags_fast.engines.base import bins
+from ags_fast.engines.local import LocalEngine
 from ags_fast.fs import Entry
 from ags_fast.jobs import (
     encrypt_files,
@@ -35,8 +37,6 @@ from ags_fast.jobs import (
     rekey_files,
     verify_files,
 )
-from ags_fast.jobs.engines.base import bins
-from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.run import begin_files
 from ags_fast.jobs.work.context import Task
 

@@ -21,11 +21,11 @@ from support import program, run_python
 
 pytest.importorskip("pyarrow")
 
+from ags_fast.engines import local, processes, start
+from ags_fast.engines.base import JobContext
+from ags_fast.engines.processes import Worker
 from ags_fast.fs import Store
 from ags_fast.jobs import Row, encrypt_files
-from ags_fast.jobs.engines import local, processes, start
-from ags_fast.jobs.engines.base import JobContext
-from ags_fast.jobs.engines.processes import Worker
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys import Envelope
 
@@ -97,7 +97,7 @@ def test_jobs_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
     script = data.parent / "scripts" / "job.py"
     script.parent.mkdir()
     # What its own process imports when the path has the folder is its own affair: everything, before that.
-    modules = "ags_fast.jobs.engines.processes, ags_fast.jobs.rotation, ags_fast.keys.kms.local, pyarrow.parquet, tqdm"
+    modules = "ags_fast.engines.processes, ags_fast.jobs.rotation, ags_fast.keys.kms.local, pyarrow.parquet, tqdm"
     script.write_text(f"import {modules}\n{SCRIPT}")
     count = len(list(data.rglob("*.py")))
     assert run([sys.executable, str(script), json.dumps(kms), json.dumps(paths)], data) == f"{count}\n"
@@ -138,7 +138,7 @@ def test_clients_of_the_callers_own_are_found(tmp_path: Path, kms: dict[str, str
 # A string, for with these flags Python looks for no programs in this folder.
 FLAGS = """
 import sys
-from ags_fast.jobs.engines.start import import_path, start_python
+from ags_fast.engines.start import import_path, start_python
 code = "import sys; sys.dont_write_bytecode or 1; print(sys.flags, sys._xoptions, sys.warnoptions, sys.path)"
 print(sys.flags, sys._xoptions, sys.warnoptions, sys.path)
 print(start_python(code, import_path()).communicate()[0].decode())
@@ -194,7 +194,7 @@ def test_ctrl_c_while_a_worker_starts(after: float, kms: dict[str, str], tmp_pat
 
 def test_worker_without_a_caller_is_silent(capfd: Any) -> None:
     """One whose caller has gone before it was told anything."""
-    process = start.start_python("from ags_fast.jobs.engines.worker import main; main()", start.import_path())
+    process = start.start_python("from ags_fast.engines.worker import main; main()", start.import_path())
     process.communicate()
     assert process.returncode == 1
     assert capfd.readouterr() == ("", "")
@@ -226,11 +226,11 @@ def test_spark_in_a_folder_of_data(data: Path, kms: dict[str, str]) -> None:
 def test_a_worker_imports_what_its_tasks_need() -> None:
     """To start is most of what a worker costs on few files."""
     told = run_python(
-        "import sys, ags_fast.jobs.engines.worker, ags_fast.iceberg.work.tasks\n"
+        "import sys, ags_fast.engines.worker, ags_fast.iceberg.work.tasks\n"
         "print(*(name for name in sys.modules if name.startswith('ags_fast.')))"
     )
     modules = set(told.split())
-    assert "ags_fast.jobs.engines.worker" in modules
+    assert "ags_fast.engines.worker" in modules
     assert not modules & {"ags_fast.jobs.run", "ags_fast.jobs.versions", "ags_fast.dataset.dataset"}
 
 

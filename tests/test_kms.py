@@ -180,7 +180,7 @@ def test_properties_are_text(tmp_path: Path) -> None:
 
 def test_a_missing_dependency_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install '.*\[aws\]'"):
+    with pytest.raises(ImportError, match=r"pip install '.*\[s3\]'"):
         load_kms({"encryption.kms-type": "aws"})
 
 

@@ -112,20 +112,19 @@ def test_every_call_is_in_the_table() -> None:
 # -------------------------------------------------------------------------------------------------------- commands
 
 SECRET = "--keystore ks --key-file ks.key"
-BAD = "stream decrypt bad.ags -o out --key-file key --untrusted-length"
+BAD = "stream decrypt bad.ags -o out --data-key-file key --untrusted-length"
 LINK = f"encrypt src ds2 --links follow --delete-sources --wrapping-key-id {MASTER} {SECRET}"
 EXITS = {BAD: 3, LINK: 1}  # other commands: 0
 COMMANDS = [  # the cheapest first
     "config show",
     "stream inspect a.ags",
-    "stream encrypt src/a -o new.ags --key-file key",
-    "stream decrypt a.ags -o out --key-file key --untrusted-length",
-    "stream decrypt a.ags -o out --key-file key --untrusted-length --no-preserve --fsync",
-    "stream decrypt a.ags -o plain --key-file key --untrusted-length --force",
+    "stream encrypt src/a -o new.ags --data-key-file key",
+    "stream decrypt a.ags -o out --data-key-file key --untrusted-length",
+    "stream decrypt a.ags -o out --data-key-file key --untrusted-length --no-preserve --fsync",
+    "stream decrypt a.ags -o plain --data-key-file key --untrusted-length --overwrite",
     BAD,
     "keys create ks another --key-file ks.key",
     "keys init new --key-file new.key",
-    "man pages",
     f"ls ds {SECRET}",
     f"ls ds --pin-file pin {SECRET}",
     f"cat ds a {SECRET}",
@@ -150,7 +149,10 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     keystore(home, MASTER, name="ks")
     (home / "key").write_bytes(bytes(range(16)))
     (home / "key").chmod(0o600)
-    for line in (f"encrypt src ds --wrapping-key-id {MASTER} {SECRET}", "stream encrypt src/a -o a.ags --key-file key"):
+    for line in (
+        f"encrypt src ds --wrapping-key-id {MASTER} {SECRET}",
+        "stream encrypt src/a -o a.ags --data-key-file key",
+    ):
         assert cli.main(line.split()) == 0
     with contextlib.redirect_stdout(io.StringIO()) as pin:
         assert cli.main(f"pin ds {SECRET}".split()) == 0

@@ -109,6 +109,6 @@ def test_commands(locale: Any, tmp_path: Path) -> None:
     assert "größe.csv".encode() in listed
     assert b"latin-\\xe9" in listed
     run("cp", "dätaset:größe.csv", "cöpy")
-    run("decrypt", "dätaset", "öut", "--path", "größe.csv", "--path", TEXTS[-1])
+    run("decrypt", "dätaset", "öut", "--include", "größe.csv", "--include", TEXTS[-1])
     assert sorted(entry.path for entry in Store(tmp_path / "öut").list()) == ["größe.csv", TEXTS[-1]]
     assert (tmp_path / "cöpy").read_bytes() == b"x"

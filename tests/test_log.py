@@ -190,7 +190,7 @@ def test_a_table_gives_back_its_rows(tables: tuple[Tables, Any, str]) -> None:
     (table,) = place.write(reversed(rows), "job", key_id, envelope)
     assert place.rows(table, envelope) == rows
     assert table.rows == 1500
-    assert table.nbytes == 7500
+    assert table.nbytes == 1499 * 5 + 7  # a row has a source of another length than its plaintext
     assert table.keys == {"kek0": 500, "kek1": 500, "kek2": 500, "kek9": 1}
     found = place.find([table], [rows[0].path, rows[700].path, rows[-1].path, "00000/x", "none"], envelope)
     assert {path: entry for path, (_, entry) in found.items()} == {r.path: r for r in (rows[0], rows[700], rows[-1])}

@@ -15,11 +15,11 @@ from servers.slow_s3 import SlowS3, in_flight, slow_s3
 from support import pattern
 
 from ags_fast import jobs
+from ags_fast.engines import together
+from ags_fast.engines.base import JobContext
+from ags_fast.engines.together import opening_cost, run_files, with_files_at_once
 from ags_fast.fs import Store
 from ags_fast.jobs import LocalEngine, copying
-from ags_fast.jobs.engines import together
-from ags_fast.jobs.engines.base import JobContext
-from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once
 from ags_fast.jobs.work.context import Context
 from ags_fast.keys import Envelope
 from ags_fast.keys.kek import new_kek

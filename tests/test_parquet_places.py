@@ -14,7 +14,7 @@ import pytest
 from parquet_files import KF, data_of, key, rich
 
 from ags_fast import FormatError, IntegrityError, PolicyError, cli, parquet
-from ags_fast.cli.codes import EXIT_FAILED
+from ags_fast.cli.codes import EXIT_USAGE
 from ags_fast.keys import StandardKeyMetadata
 from ags_fast.parquet import Keys
 
@@ -164,13 +164,13 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
         return cli.main(["parquet", *args])
 
     assert run("encrypt", f"{folder}/a.parquet", *keys) == 0  # beside it
-    assert run("encrypt", f"{folder}/a.parquet", *keys) == EXIT_FAILED
+    assert run("encrypt", f"{folder}/a.parquet", *keys) == EXIT_USAGE
     assert "exists" in capsys.readouterr().err
-    assert run("encrypt", f"{folder}/a.parquet", *keys, "--force", "-o", f"{folder}/sealed/") == 0  # in a folder
+    assert run("encrypt", f"{folder}/a.parquet", *keys, "--overwrite", "-o", f"{folder}/sealed/") == 0  # in a folder
     parquet.verify(f"{folder}/sealed/a.parquet", KEYS)
     for operation in ("inspect", "verify"):
         assert run(operation, url, *(keys if operation == "verify" else [])) == 0
-    assert run("reencrypt", url, *keys, "--new-footer-key-file", "kf", "-o", url, "--force") == 0
+    assert run("reencrypt", url, *keys, "--new-footer-key-file", "kf", "-o", url, "--overwrite") == 0
     assert run("decrypt", url, *keys, "-o", "here.parquet") == 0
     assert run("decrypt", url, *keys, "-o", f"{folder}/back") == 0
     assert data_of((tmp_path / "here.parquet").read_bytes()) == data_of(memory.cat_file(f"{folder}/back"))

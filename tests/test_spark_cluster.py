@@ -24,7 +24,7 @@ from spark_jobs import (
     spark_home,
 )
 
-from ags_fast.jobs.engines.local import LocalEngine
+from ags_fast.engines.local import LocalEngine
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")

@@ -36,8 +36,8 @@ from spark_jobs import (
     wait_for,
 )
 
+from ags_fast.engines.local import LocalEngine
 from ags_fast.jobs import Row, rekey_files, sweep
-from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.spark import SparkEngine
 
 pytest.importorskip("pyspark")

@@ -24,7 +24,7 @@ from spark_jobs import spark_env
 
 from ags_fast import encrypted_length
 from ags_fast.dataset.entries import FileEntry
-from ags_fast.jobs.engines.base import FILES_AT_ONCE, bins
+from ags_fast.engines.base import FILES_AT_ONCE, bins
 from ags_fast.jobs.run import LOCAL_OPEN_COST, STORE_OPEN_COST
 from ags_fast.jobs.work.context import Task
 from ags_fast.spark import SparkEngine

@@ -49,9 +49,8 @@ def test_failures_are_logged(kms: dict[str, str], tmp_path: Path, caplog: pytest
     src = write_tree(tmp_path / "src", {"a": pattern(1000)})
     dataset = tmp_path / "ds"
     result = jobs.encrypt_files(src, dataset, kms=kms, wrapping_key_id=MASTER, engine=LocalEngine(0), fsync=False)
-    file = result.rows[0].dst
-    assert file is not None
-    with open(file, "r+b") as damaged:
+    result.raise_for_failures()
+    with open(next(dataset.glob("a.*")), "r+b") as damaged:
         damaged.seek(200)
         damaged.write(b"\0\1\2\3")
     caplog.clear()
@@ -59,7 +58,7 @@ def test_failures_are_logged(kms: dict[str, str], tmp_path: Path, caplog: pytest
         jobs.verify_files(dataset, kms=kms, engine=LocalEngine(0), on_error="raise")
     [(level, text)] = records(caplog, "ags_fast.jobs")[:1]
     assert level == "WARNING"
-    assert text.startswith(f"verify of {file} failed: IntegrityError: ")
+    assert text.startswith("verify of a failed: IntegrityError: ")
     caplog.clear()
     (tmp_path / "other").mkdir()
     other = make_kms(tmp_path / "other")

@@ -188,7 +188,7 @@ def test_a_tree_of_hidden_files_is_not_ok(src: Path, kms: dict[str, str], tmp_pa
     command = ["encrypt", str(src), str(tmp_path / "dataset"), *options, "--wrapping-key-id", "master"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert cli.main(command) == 1
+        assert cli.main(command) == 5
     told = capsys.readouterr().out
     assert "1 HiddenFile" in told
     assert "skipped" in told
@@ -271,16 +271,16 @@ def test_one_stream_keeps_its_permissions(src: Path, capsys: Any) -> None:
     write(src, plain="plain")
     (src / "key").write_text("00" * 16)
     (src / "key").chmod(0o600)
-    key = ["--key-file", str(src / "key"), "--key-format", "hex"]
+    key = ["--data-key-file", str(src / "key"), "--key-format", "hex"]
     path = str(src / "plain")
     before = os.umask(0o027)
     try:
         for mode, encrypted, wanted in ((0o600, None, 0o600), (0o666, None, 0o640), (0o644, 0o600, 0o600)):
             os.chmod(path, mode)
-            assert cli.main(["stream", "encrypt", path, *key, "--force"]) == 0
+            assert cli.main(["stream", "encrypt", path, *key, "--overwrite"]) == 0
             if encrypted is not None:
                 os.chmod(path + ".ags", encrypted)
-            assert cli.main(["stream", "decrypt", path + ".ags", *key, "--untrusted-length", "--force"]) == 0
+            assert cli.main(["stream", "decrypt", path + ".ags", *key, "--untrusted-length", "--overwrite"]) == 0
             assert stat.S_IMODE(os.stat(path).st_mode) == wanted
     finally:
         os.umask(before)

@@ -69,7 +69,7 @@ def test_words_are_those_that_are_checked() -> None:
     from ags_fast.parquet.reading import V2_LAYOUTS
 
     assert typing.get_args(words.Event) == EVENTS
-    assert typing.get_args(words.FileFormat) == tuple(MODULES)
+    assert typing.get_args(words.FileFormat) == (*MODULES, "auto")
     assert typing.get_args(words.Rotated) == WHATS
     assert (None, *typing.get_args(words.Layout)) == tuple(V2_LAYOUTS)
     with pytest.raises(ValueError, match=r"^links must be 'skip', 'follow' or 'error', not 'folow'$"):

@@ -33,7 +33,7 @@ NAMED = 8  # things that a sentence names
 def key_status(
     dataset: Folder,
     *,
-    kms: Kms,
+    kms: Kms | None = None,
     min_version: int | None = None,
     pin: str | None = None,
     key_store: KeyPlace = None,
@@ -45,7 +45,7 @@ def key_status(
 
     Args:
         dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
-        kms: The properties of a KMS, or a client.
+        kms: The properties of a KMS, or a client; None: as the default profile says.
         min_version: Refuse a dataset whose newest version is older.
         pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
             `JobResult.pin`) names.
@@ -178,7 +178,7 @@ def _versions(survey: Survey) -> list[dict[str, Any]]:
                 "job_id": entry.job_id,
                 "time_ms": entry.time_ms,
                 "files": entry.count,
-                "plain_length": entry.nbytes,
+                "source_length": entry.nbytes,
                 "key_id": entry.sealer,
                 "expires_ms": expires,
             }
@@ -189,7 +189,7 @@ def _versions(survey: Survey) -> list[dict[str, Any]]:
 def audit(
     dataset: Folder,
     *,
-    kms: Kms,
+    kms: Kms | None = None,
     event: Event | None = None,
     paths: str | Sequence[str] | None = None,
     all_events: bool = False,
@@ -205,7 +205,7 @@ def audit(
 
     Args:
         dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
-        kms: The properties of a KMS, or a client.
+        kms: The properties of a KMS, or a client; None: as the default profile says.
         event: What has happened; None: nothing. ``"planned"``: a regular rotation of the master key.
             ``"kek-leaked"``, ``"dek-leaked"`` or ``"mek-leaked"``: somebody may have such a key.
         paths: For ``"dek-leaked"``: patterns of `fnmatch` of the files whose data keys may be known; None: all files.

@@ -23,11 +23,12 @@ from ags_fast.errors import PolicyError
 from ags_fast.fs import Store
 from ags_fast.keys.kms import Kms, KmsClient, as_kms
 from ags_fast.keys.stores import KeyResolver, open_key_store
+from ags_fast.profiles import reached
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.entries import FileEntry, Patterns
 
 Folder: TypeAlias = FilePath | Store  # a local path, a URL of fsspec, or a store
 KeyPlace: TypeAlias = FilePath | Store | KeyResolver | None  # where a dataset's keys are; None: in the dataset
@@ -52,7 +53,7 @@ class Access:
     def of(
         cls,
         dataset: Folder,
-        kms: Kms,
+        kms: Kms | None = None,
         key_store: KeyPlace = None,
         storage_options: Mapping[str, Any] | None = None,
         version: int | None = None,
@@ -60,8 +61,9 @@ class Access:
         pin: str | None = None,
     ) -> Access:
         """Take the arguments of a public function."""
-        store = dataset if isinstance(dataset, Store) else Store(dataset, storage_options)
-        return cls(store, as_kms(kms), key_store, storage_options, version, min_version, pin)
+        at = reached({"kms": kms, "key_store": key_store, "storage_options": storage_options})
+        store = dataset if isinstance(dataset, Store) else Store(dataset, at["storage_options"])
+        return cls(store, as_kms(at.pop("kms")), **at, version=version, min_version=min_version, pin=pin)
 
     def log(self) -> Log:
         """Return the log, of which nothing was read yet. ValueError: the pin is malformed."""
@@ -88,15 +90,14 @@ class Access:
         key = Want(wrapping_key_id).new_kek(self.kms.for_dataset(dataset_id))
         return Snapshot(log, log.create(Entry.first_of(dataset_id, key, policy or Policy())))
 
-    def files(self, paths: str | Sequence[str] | None = None) -> tuple[Snapshot, list[FileEntry]]:
-        """Open the wanted version with its files, or those that match a pattern of `paths`.
+    def files(self, paths: Patterns = None, exclude: Patterns = None) -> tuple[Snapshot, list[FileEntry]]:
+        """Open the wanted version with its files, or those that match a pattern of `paths` and none of `exclude`.
 
         Raises:
             FileNotFoundError: There is no dataset, or a pattern matches no file.
         """
         snapshot = self.open()
-        rows = sorted(snapshot.files())
-        return snapshot, rows if paths is None else chosen_files(rows, paths)
+        return snapshot, chosen_files(sorted(snapshot.files()), paths, exclude)
 
 
 def claimed_entries(store: Store) -> list[Entry]:

@@ -39,7 +39,7 @@ class DatasetFile(NamedTuple):
     Attributes:
         path: Its path in the dataset.
         format: "ags1" or "parquet".
-        plain_length: Bytes that reading the file gives. Of a Parquet file: of its plaintext view.
+        plain_length: Bytes that reading the file gives. Of a Parquet file: of its plaintext view, which is longer.
         file_length: Bytes of the encrypted file.
         key_id: The id of the key that wraps the file's data key.
         mtime_ns: When its content was last changed, in ns since the epoch; None if not known.
@@ -49,6 +49,7 @@ class DatasetFile(NamedTuple):
         key_material: "keytools" if Parquet's own key tools open the encrypted file; else None.
         mode: Permission bits of the source; None if not known.
         job_id: The job that encrypted the file.
+        source_length: Bytes of the file that was encrypted.
     """
 
     path: str
@@ -63,24 +64,17 @@ class DatasetFile(NamedTuple):
     key_material: str | None = None
     mode: int | None = None
     job_id: str = ""
+    source_length: int = 0
 
     @classmethod
     def of(cls, entry: FileEntry, store: Store) -> DatasetFile:
         """Return the file of a row. `store` is the dataset."""
-        return cls(
-            entry.path,
-            entry.format,
-            entry.plain_length,
-            entry.file_length,
-            entry.key_id,
-            entry.mtime_ns,
-            f"{entry.job_id} {entry.file}",  # a job makes an object once for a version
-            tuple(key["column"] for key in entry.column_keys or ()),
-            store.full_path(entry.file),
-            None if entry.key_material is None else KEYTOOLS,
-            entry.mode,
-            entry.job_id,
-        )
+        kept = entry.path, entry.format, entry.plain_length, entry.file_length, entry.key_id, entry.mtime_ns
+        stamp = f"{entry.job_id} {entry.file}"  # a job makes an object once for a version
+        columns = tuple(key["column"] for key in entry.column_keys or ())
+        material = None if entry.key_material is None else KEYTOOLS
+        url = store.full_path(entry.file)
+        return cls(*kept, stamp, columns, url, material, entry.mode, entry.job_id, entry.nbytes)
 
 
 class DatasetVersion(NamedTuple):
@@ -93,7 +87,7 @@ class DatasetVersion(NamedTuple):
         job_id: The job or transaction that made it.
         time_ms: When it was committed, in ms since the epoch.
         files: Its files.
-        plain_length: Bytes of all its files, decrypted.
+        source_length: Bytes of the sources of all its files.
         pin: The text to keep outside of the storage: see `Dataset.pin`.
     """
 
@@ -103,7 +97,7 @@ class DatasetVersion(NamedTuple):
     job_id: str
     time_ms: int
     files: int
-    plain_length: int
+    source_length: int
     pin: str
 
     @classmethod
@@ -155,7 +149,7 @@ class Dataset:
         cls,
         url: Folder,
         *,
-        kms: Kms,
+        kms: Kms | None = None,
         version: int | None = None,
         min_version: int | None = None,
         pin: str | None = None,
@@ -166,7 +160,7 @@ class Dataset:
 
         Args:
             url: Its folder: a path, or a URL of fsspec.
-            kms: The properties of a KMS, or a client.
+            kms: The properties of a KMS, or a client; None: as the default profile says.
             version: The version to stay at; None is the newest, until `refresh`.
             min_version: The least number that the newest version may have.
             pin: What `Dataset.pin` or `JobResult.pin` said before: the newest version must descend from that version.
@@ -189,7 +183,7 @@ class Dataset:
         cls,
         url: Folder,
         *,
-        kms: Kms,
+        kms: Kms | None = None,
         wrapping_key_id: str,
         policy: Policy | None = None,
         key_store: KeyPlace = None,
@@ -199,7 +193,7 @@ class Dataset:
 
         Args:
             url: Its folder: a path, or a URL of fsspec.
-            kms: The properties of a KMS, or a client.
+            kms: The properties of a KMS, or a client; None: as the default profile says.
             wrapping_key_id: The master key in the KMS that wraps the dataset's first KEK.
             policy: How KEKs are shared and what is kept of old versions; None is ``Policy()``.
             key_store: Where the dataset's keys are to be, if not in the dataset.
@@ -501,7 +495,7 @@ def _changes(old: Mapping[str, FileEntry], new: Mapping[str, FileEntry], store: 
         elif before.file == entry.file:
             continue
         else:
-            is_same = entry.stamp and (before.stamp, before.plain_length) == (entry.stamp, entry.plain_length)
+            is_same = entry.stamp and before.is_of(entry.nbytes, entry.stamp)
             kind = "rekeyed" if is_same else "changed"
         yield Change(
             kind, path, None if before is None else DatasetFile.of(before, store), DatasetFile.of(entry, store)

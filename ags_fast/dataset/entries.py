@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import hmac
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ags_fast.ags1 import encrypted_length
 from ags_fast.errors import IntegrityError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
 
+Patterns: TypeAlias = "str | Sequence[str] | None"  # of `fnmatch`; None: all files
 NEAR_NAMES = 10_000  # files whose names are searched for one that is close to a mistyped name
 
 
@@ -39,14 +40,14 @@ class FileEntry(NamedTuple):
     part: int | None  # its number in that set
     parts: int | None  # the number of files in that set
     source: str  # the path it was made from, in the source or (rekey) in the dataset
-    stamp: str  # identifies the content of the source: see `source_stamp`
+    stamp: str  # identifies the content of the source: its time of change or etag, as the storage tells it
     mode: int | None = None  # permission bits of the source (0o777); None without a mode, as in an object store
     mtime_ns: int | None = None  # last change of the source, ns since the epoch; None if not known
     # Parquet: {column, wrapping_key_id, master_version, wrapped_dek} of each DEK, as the file itself has it for the key
     # tools of Parquet; the column of the footer key is "". Empty: not made yet. None: the file has no key material.
     key_material: tuple[dict[str, Any], ...] | None = None
-    # What the source was, where the storage tells:
-    source_length: int | None = None  # bytes
+    source_length: int | None = None  # bytes of the source; None: as `plain_length`
+    # What else the source was, where the storage tells:
     ctime_ns: int | None = None  # last change of the source or its attributes, ns since the epoch
     inode: int | None = None
     etag: str | None = None
@@ -54,9 +55,12 @@ class FileEntry(NamedTuple):
 
     def is_of(self, size: int, stamp: str) -> bool:
         """Return whether the file was made from a source of this size in bytes, with this stamp of the storage."""
-        return self.stamp == source_stamp(self.format, size, stamp) and (
-            self.format == "parquet" or self.plain_length == size
-        )
+        return (self.nbytes, self.stamp) == (size, stamp)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its source, which are its size for users: the plaintext view of a Parquet file is longer."""
+        return self.plain_length if self.source_length is None else self.source_length
 
     def key_ids(self) -> set[str]:
         """Return the ids of the keys that wrap its DEKs."""
@@ -94,14 +98,6 @@ def with_lengths(
     if lengths == (entry.file_length, entry.plain_length):
         return entry  # no copy of what a plan has
     return entry._replace(file_length=lengths[0], plain_length=lengths[1])
-
-
-def source_stamp(format: str, size: int, stamp: str) -> str:
-    """Return the stamp of a source that an entry keeps: the storage's stamp (modification time or etag).
-
-    For a Parquet source, the stamp includes the size in bytes, because `plain_length` is another length.
-    """
-    return f"{size}:{stamp}" if format == "parquet" else stamp
 
 
 def source_mac_key(deks: Sequence[bytes]) -> bytes:
@@ -154,15 +150,17 @@ def exact_first(pattern: str, names: Container[str]) -> str:
     return glob.escape(pattern) if pattern in names else pattern
 
 
-def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> list[FileEntry]:
+def chosen_files(entries: Sequence[FileEntry], paths: Patterns, exclude: Patterns = None) -> list[FileEntry]:
     """Return the files whose path is one of `paths`, or matches it as a pattern of `fnmatch` if there is no such file.
+
+    None takes all of them. What `exclude` has, or matches, is left out.
 
     Raises:
         FileNotFoundError: A pattern matches no file: it may be a typo.
         ValueError: `paths` is empty.
     """
     names = {entry.path for entry in entries}
-    patterns = [paths] if isinstance(paths, str) else list(paths)
+    patterns, out = ([one] if isinstance(one, str) else [*(one or ())] for one in (paths, exclude))
     chosen: dict[str, FileEntry] = {}
     for pattern in patterns:
         wanted = exact_first(pattern, names)
@@ -176,6 +174,8 @@ def chosen_files(entries: Sequence[FileEntry], paths: str | Sequence[str]) -> li
             hint = f": did you mean {near[0]!r}?" if near else ""
             raise FileNotFoundError(f"no file of the dataset matches {pattern!r}{hint}")
         chosen |= {entry.path: entry for entry in found}
-    if not patterns:
+    if paths is not None and not patterns:
         raise ValueError("paths is an empty list, which matches no file: None takes all of them")
-    return [entry for entry in entries if entry.path in chosen]
+    out = [exact_first(pattern, names) for pattern in out]
+    left = [entry for entry in entries if paths is None or entry.path in chosen]
+    return [entry for entry in left if not any(fnmatch.fnmatchcase(entry.path, one) for one in out)]

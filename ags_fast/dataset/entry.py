@@ -38,7 +38,7 @@ class Pin(NamedTuple):
         match = PIN.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise ValueError(
-                f"a pin is '<version>-<SHA-256 of its document, 64 hex digits>', as JobResult.pin has it, not {text!r}"
+                f"a pin is '<version>-<SHA-256 of its document, 64 hex digits>', as jobs print it, not {text!r}"
             )
         return cls(int(match[1]), match[2])
 
@@ -131,7 +131,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def nbytes(self) -> int:
-        """Bytes of plaintext of all files."""
+        """Bytes of the sources of all files."""
         return sum(table.nbytes for table in self.files)
 
     def key_ids(self) -> set[str]:

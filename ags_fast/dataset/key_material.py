@@ -27,7 +27,8 @@ FOOTER = ""  # for a column's path in a record: the footer key
 
 
 def check_key_material(key_material: str | None, dek_length: int) -> None:
-    """Raise ValueError for a kind that there is not, and for data keys that would be as long as KEKs."""
+    """Raise ValueError for a kind that there is not, and for data keys of a wrong length, or as long as KEKs."""
+    check_choice("dek_length", dek_length, None, 16, 24, 32)
     check_choice("key_material", key_material, KeyMaterial, None)
     if key_material is not None and dek_length not in NBYTES:
         raise ValueError(

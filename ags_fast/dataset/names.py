@@ -6,14 +6,12 @@ import hashlib
 import re
 import secrets
 import time
-from typing import get_args
 
-from ags_fast._types import FileFormat
 from ags_fast.errors import PolicyError
 from ags_fast.keys.stores.base import JOB_ID
 
 HIDDEN = "_ags/"
-FORMATS = get_args(FileFormat)  # of files that jobs write
+FORMATS = ("ags1", "parquet")  # of files
 NAME_NBYTES = 255  # the longest name that file systems take
 NO_NAMES = frozenset(("", ".", ".."))
 

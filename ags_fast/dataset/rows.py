@@ -22,10 +22,12 @@ class Row(NamedTuple):
     attempt: int = 0  # 0 is the first
     host: str | None = None
     checksum: str | None = None  # encrypt with checksum=True: of the source, keyed, in hex
+    source_length: int | None = None  # bytes of the source; of Parquet, `plain_length` is of the plaintext view
 
-
-class JobFailuresWarning(UserWarning):
-    """A job has ended, and some of its rows failed: look at `JobResult.failed`, or call `raise_for_failures`."""
+    @property
+    def nbytes(self) -> int:
+        """The size of the file for users, in bytes; 0 if that is not known."""
+        return self.source_length or self.plain_length or 0
 
 
 def shown(name: str) -> str:

@@ -116,7 +116,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rows: How many rows it has.
         first: The name of the first row, in bytes: a path.
         last: The name of the last row.
-        nbytes: Bytes of plaintext of the files.
+        nbytes: Bytes of the sources of the files.
         key_id: The KEK that wraps the table's data key.
         wrapped: The table's data key, wrapped.
         keys: How many data keys of files each KEK wraps in it; None: the table says it, see `Tables.counted`.
@@ -309,7 +309,7 @@ class Tables(SortedTables[FileEntry]):
     def about(self, rows: Sequence[FileEntry]) -> dict[str, Any]:
         """See `SortedTables.about`."""
         return {
-            "nbytes": sum(row.plain_length for row in rows),
+            "nbytes": sum(row.nbytes for row in rows),
             "keys": dict(wrapped_by(rows)),
             "material": any(row.key_material is not None for row in rows),
         }
@@ -399,7 +399,6 @@ class Tables(SortedTables[FileEntry]):
         job_id: str,
         key_id: str,
         envelope: Envelope,
-        progress: Callable[[int], object] = lambda rows: None,
     ) -> Table:
         """Store a copy of a table with the data keys of some KEKs wrapped by others. No row is made of its columns.
 
@@ -410,14 +409,12 @@ class Tables(SortedTables[FileEntry]):
             job_id: The job that writes the copy.
             key_id: The KEK that wraps the copy's data key.
             envelope: Has that KEK, and that of the table.
-            progress: Gets how many rows were done since the call before.
         """
         data = self._read(table, envelope, 0, table.length)
         pages = []
         for first, begin, length in _directory(table, data[table.directory :]):
             page, names = _parsed(lambda data: columns_of(data, Names), data[begin : begin + length], table.path)
             pages.append((first, with_wraps(page, names, moves, rewrap, self._dataset_id)))
-            progress(len(names.file))
         counts: Counter[str] = Counter()
         for old, count in self.counted([table], envelope).items():
             counts[moves.get(old, old)] += count

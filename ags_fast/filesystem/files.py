@@ -114,7 +114,7 @@ class DatasetFiles(AbstractFileSystem, metaclass=_ByProperties):  # type: ignore
         Returns:
             For a file: name, type, size (bytes of plaintext; of a Parquet file: of its plaintext view), format ("ags1"
             or "parquet"), key_id, columns (those that have keys of their own), file_length (bytes of the encrypted
-            file), stamp, and if known mtime (seconds since the epoch).
+            file), source_length (bytes of the source), stamp, and if known mtime (seconds since the epoch).
 
         Raises:
             FileNotFoundError: Nothing is there.

@@ -179,6 +179,7 @@ def info_of(file: DatasetFile) -> dict[str, Any]:
         "format": file.format,
         "key_id": file.key_id,
         "file_length": file.file_length,
+        "source_length": file.source_length,
         "columns": list(file.columns),
         "stamp": file.stamp,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fsspec.compression import compr
 from fsspec.core import get_compression
@@ -71,7 +71,7 @@ class AgsFileSystem(ChangedFiles):
         version: int | None = None,
         min_version: int | None = None,
         pin: str | None = None,
-        format: FileFormat | Literal["auto"] = "auto",
+        format: FileFormat = "auto",
         key_store: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         missing: OrShow = "error",
@@ -96,7 +96,7 @@ class AgsFileSystem(ChangedFiles):
                     f"the protocol 'ags' needs the argument {name!r}: fsspec.filesystem('ags', dataset=<path or URL>, "
                     "kms=<properties>), or storage_options={'dataset': ..., 'kms': ...}"
                 )
-        check_choice("format", format, FileFormat, "auto")
+        check_choice("format", format, FileFormat)
         check_choice("missing", missing, OrShow)
         assert dataset is not None and kms is not None
         options = {
@@ -207,8 +207,6 @@ class AgsFileSystem(ChangedFiles):
 
     def _create(self, path: str, replace: bool, format: Any, autocommit: bool = True) -> NewFile:
         format = format or self._format
-        if format == "auto":
-            format = "parquet" if path.endswith(".parquet") else "ags1"
         running = self._running
         if running is not None:
             return NewFile(path, running.create(path, format, replace=replace), None)

@@ -33,8 +33,8 @@ CALLS: dict[str, tuple[frozenset[int], str]] = {
     "rmdir": (REFUSED | {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EBUSY}, ""),
 }
 # No file system lacks these. ENOENT and the like say what is there, and are of those who call.
-_ALL = "access close dup dup2 execv fdopen fstat fsync getcwd listdir lseek lstat makedirs memfd_create mkdir open"
-_ALL += " pread preadv pwrite readlink readv replace scandir stat unlink write"
+_ALL = "access close dup dup2 execv fdopen fstat fsync getcwd isatty listdir lseek lstat makedirs memfd_create mkdir"
+_ALL += " open pread preadv pwrite read readlink readv replace scandir stat unlink write"
 CALLS |= dict.fromkeys(_ALL.split(), (frozenset(), ""))
 
 _told: dict[int, set[str]] = {}  # of each block that gathers, in any thread

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table
 
+    from ags_fast.engines.base import Engine
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.reading import Node
     from ags_fast.iceberg.work.heads import Head, Writer
-    from ags_fast.jobs.engines.base import Engine
 
 __all__ = ["encrypt"]
 
@@ -98,7 +98,7 @@ def encrypt(
 def _warnings(raw: Raw) -> Iterator[str]:
     if plain := [str(one["snapshot-id"]) for one in raw.get("snapshots") or () if not one.get("key-id")]:
         yield (
-            f"these snapshots, and the files that they name, stay in plaintext: {', '.join(plain)}. expire(table) "
+            f"these snapshots, and the files that they name, stay in plaintext: {', '.join(plain)}. `expire` "
             "removes them"
         )
     if statistics := [one["statistics-path"] for one in raw.get("statistics") or ()]:

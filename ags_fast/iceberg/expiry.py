@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog.rest import RestCatalog
 
 from ags_fast.dataset.names import new_job_id
+from ags_fast.engines.base import Engine, checked
+from ags_fast.engines.local import LocalEngine
 from ags_fast.errors import ConcurrentChangeError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import edit, pinned, raw_metadata, table_io
@@ -26,8 +28,6 @@ from ags_fast.iceberg.reading import MANIFEST, Node, error_of
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.removing import Gone, RemovalContext
 from ags_fast.jobs.arguments import milliseconds
-from ags_fast.jobs.engines.base import Engine, checked
-from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys, write_encryption_keys
 from ags_fast.metadata.retention import retained

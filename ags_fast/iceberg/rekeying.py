@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table
 
+    from ags_fast.engines.base import Engine
     from ags_fast.iceberg.metadata import Raw
     from ags_fast.iceberg.reading import Node
     from ags_fast.iceberg.session import Session
     from ags_fast.iceberg.work.heads import Head, Writer
-    from ags_fast.jobs.engines.base import Engine
 
 __all__ = ["rekey", "rewritten"]
 
 OLD_FILES = (
     "the snapshots before still name the files under the old keys, and older metadata files hold the keys of their "
-    "manifest lists: expire(table) removes both"
+    "manifest lists: `expire` removes both"
 )
-OLD_REFS = "these branches and tags still name files under the old keys: {}. Remove them, and expire(table)"
+OLD_REFS = "these branches and tags still name files under the old keys: {}. Remove them, and `expire`"
 
 
 @counted

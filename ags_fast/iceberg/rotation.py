@@ -31,7 +31,7 @@ __all__ = ["Turned", "rewrapped_keks", "rotate", "rotated_keks", "with_keys"]
 
 KEYS = "encryption-keys"
 KEK, LIST_KEY = "kek", "manifest-list-key"  # formats of rows
-OLDER = "{} older metadata files still hold the keys as they were wrapped before: expire(table) deletes these files"
+OLDER = "{} older metadata files still hold the keys as they were wrapped before: `expire` deletes these files"
 
 
 class Turned(NamedTuple):
@@ -85,7 +85,7 @@ def _rotation_rows(before: list[EncryptedKey], after: list[EncryptedKey]) -> lis
         if made is None:
             rows.append(Row(key.key_id, kek.key_id, "ok", format=KEK, key_id=kek.key_id))
         elif key.is_kek:
-            why = "it stays for writers that have begun: expire(table) removes it once nothing needs it"
+            why = "it stays for writers that have begun: `expire` removes it once nothing needs it"
             rows.append(Row(key.key_id, None, "skipped", "Kept", why, format=KEK, key_id=made.encrypted_by_id))
         elif made is key:
             why = "no snapshot names it, and it does not open"

@@ -85,7 +85,7 @@ def load_catalog(name: str | None = None, *, kms: Kms | None = None, **propertie
     conf: Properties = {**(config.get_catalog_config(name) or {}), **properties}
     kind = _kind_by_class(conf.pop("py-catalog-impl", None)) or conf.get("type") or _kind(conf)
     if kind not in CATALOGS:
-        raise ValueError(f"type={kind!r}: give type= as one of {', '.join(CATALOGS)}")
+        raise ValueError(f"the property type of a catalog is one of {', '.join(CATALOGS)}, not {kind!r}")
     catalog = getattr(importlib.import_module("ags_fast.iceberg"), f"{CATALOGS[kind]}Catalog")
     made: Catalog = catalog(name, kms=kms, **conf)
     for one in conf.get("pins") or ():  # a pin of a mistyped name would guard nothing

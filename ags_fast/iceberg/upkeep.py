@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ags_fast.dataset.kinds import clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.policy import DAY_MS
+from ags_fast.engines.base import checked
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
 from ags_fast.iceberg import policy
 from ags_fast.iceberg.commit import pinned, raw_metadata, table_io
@@ -21,9 +22,8 @@ from ags_fast.iceberg.verification import verify as verify_table
 from ags_fast.iceberg.walk import Tree
 from ags_fast.iceberg.work.plans import OPS, find_plan, plan_location
 from ags_fast.iceberg.work.removing import Gone, remove
-from ags_fast.jobs.engines.base import checked
 from ags_fast.jobs.results import JobResult, Row, counted, describe
-from ags_fast.jobs.upkeep import drawn
+from ags_fast.jobs.verification import drawn
 from ags_fast.keys.iceberg import LIFESPAN_MS, read_encryption_keys
 from ags_fast.metadata.retention import MAX_SNAPSHOT_AGE, number
 from ags_fast.metadata.unused import unused_keys
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyiceberg.table import Table
 
-    from ags_fast.jobs.engines.base import Engine
+    from ags_fast.engines.base import Engine
 
 __all__ = ["maintain"]
 

@@ -16,6 +16,8 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from ags_fast._types import OrAllow, check_choice
 from ags_fast.dataset.names import new_job_id
+from ags_fast.engines.base import Engine, checked
+from ags_fast.engines.local import client_for
 from ags_fast.errors import AgsError, IntegrityError, KeyAccessError, PolicyError
 from ags_fast.iceberg import metadata, policy
 from ags_fast.iceberg.checks import Item, check_file, check_node, items_of
@@ -28,8 +30,6 @@ from ags_fast.iceberg.reading import LIST, show_metadata
 from ags_fast.iceberg.snapshots import head_of
 from ags_fast.iceberg.walk import Tree, ahead, keep
 from ags_fast.iceberg.work.checking import CheckContext, task_of
-from ags_fast.jobs.engines.base import Engine, checked
-from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.keys.iceberg import read_encryption_keys
 from ags_fast.metadata.unused import unused_keys
@@ -417,7 +417,7 @@ def _warnings(raw: Raw, walk: _Walk, rows: list[Row]) -> Iterator[str]:
         ids = ", ".join(map(str, sorted(walk.before))) or "none"
         yield (
             f"{plain} files are in plaintext: those of snapshots from before the encryption (ids: {ids}), which "
-            "expire(table) removes, and statistics if statistics='allow'"
+            "`expire` removes, and statistics if statistics='allow'"
         )
     if walk.untrusted:
         yield (
@@ -428,7 +428,7 @@ def _warnings(raw: Raw, walk: _Walk, rows: list[Row]) -> Iterator[str]:
         yield f"{len(walk.unread)} lists or manifests could not be read: what only they name is among the orphans"
     with suppress(AgsError):
         if unused := unused_keys(raw):
-            yield f"{len(unused)} keys in the metadata are needed by nothing: expire(table) removes these keys"
+            yield f"{len(unused)} keys in the metadata are needed by nothing: `expire` removes these keys"
 
 
 def _doubts(table: Table, raw: Raw, chosen: set[int], rows: list[Row]) -> Iterator[str]:
@@ -458,7 +458,7 @@ def _doubts(table: Table, raw: Raw, chosen: set[int], rows: list[Row]) -> Iterat
         if len(masters) > 1:
             yield (
                 f"several master keys wrap the table's KEKs, or are its {policy.KEY_ID}: {', '.join(sorted(masters))}. "
-                "A rotation to another master key leaves one, once expire(table) has removed the old KEKs"
+                "A rotation to another master key leaves one, once `expire` has removed the old KEKs"
             )
         if others := table_io(table).session.table_of(raw).others_keks(raw):
             yield (

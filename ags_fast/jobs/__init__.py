@@ -12,10 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ags_fast.audit.auditing import audit, key_status
     from ags_fast.dataset.policy import Policy
+    from ags_fast.engines.local import LocalEngine
     from ags_fast.jobs.arguments import Reach
     from ags_fast.jobs.decryption import decrypt_files
     from ags_fast.jobs.encryption import encrypt_files
-    from ags_fast.jobs.engines.local import LocalEngine
     from ags_fast.jobs.keys import destroy_versions, restore_keys
     from ags_fast.jobs.reading import copy_file, open_file
     from ags_fast.jobs.rekeying import rekey_files
@@ -35,10 +35,10 @@ __all__ += ["sweep", "verify_files"]
 _HOMES = {
     ".audit.auditing": ("audit", "key_status"),
     ".dataset.policy": ("Policy",),
+    ".engines.local": ("LocalEngine",),
     "arguments": ("Reach",),
     "decryption": ("decrypt_files",),
     "encryption": ("encrypt_files",),
-    "engines.local": ("LocalEngine",),
     "keys": ("destroy_versions", "restore_keys"),
     "reading": ("copy_file", "open_file"),
     "rekeying": ("rekey_files",),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Required, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from ags_fast.parquet.reading import sharing
+from ags_fast.profiles import reached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class Reach(TypedDict, total=False):
-    """How a dataset is reached: keyword arguments of the functions of jobs, `kms` required.
+    """How a dataset is reached: keyword arguments of the functions of jobs.
 
     Attributes:
-        kms: The properties of a KMS, or a client. Workers make clients of their own from the client's properties.
+        kms: The properties of a KMS, or a client. Workers make clients of their own from the client's properties. None:
+            the KMS of the default profile (`ags-fast config init` writes it), with its key store and storage options.
         min_version: Refuse a dataset whose newest version is older. Storage alone does not show that somebody removed
             newer versions.
         pin: Refuse a dataset whose newest version does not descend from the version that this pin (see
@@ -37,14 +39,14 @@ class Reach(TypedDict, total=False):
         ValueError: The pin is malformed.
     """
 
-    kms: Required[Kms]
+    kms: Kms | None
     min_version: int | None
     pin: str | None
     key_store: KeyPlace
     storage_options: Mapping[str, Any] | None
 
 
-reaching = sharing(Reach)
+reaching = sharing(Reach, reached)
 
 
 def milliseconds(name: str, age: timedelta | None) -> int | None:

@@ -89,8 +89,8 @@ class Lines(Hidden):
                 return
 
 
-def _terminal_bar(**options: Any) -> tqdm:
-    """Return a bar of tqdm whose lock is for the threads of this process.
+def _terminal_bar(all_files: int | None, **options: Any) -> tqdm:
+    """Return a bar of tqdm, with files behind it, whose lock is for the threads of this process.
 
     tqdm's own lock is also for other processes. With Python 3.14 such a lock starts a helper of multiprocessing, which
     would import modules from the current directory: from the folder whose files a job encrypts.
@@ -99,8 +99,12 @@ def _terminal_bar(**options: Any) -> tqdm:
 
     class Bar(tqdm):  # type: ignore[misc]
         _lock = threading.RLock()
+        done = 0
 
-        def update(self, n: float | None = 1, files: int = 0) -> bool | None:  # a bar has no place for files
+        def update(self, n: float | None = 1, files: int = 0) -> bool | None:
+            self.done += files
+            if all_files is not None:
+                self.set_postfix_str(f"{self.done:,}/{all_files:,} files", refresh=False)
             shown: bool | None = super().update(n)
             return shown
 
@@ -117,5 +121,5 @@ def make_bar(
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if progress is True or (progress in (None, "lines") and is_terminal):
-        return _terminal_bar(total=total, unit=unit, unit_scale=True, unit_divisor=divisor, desc=desc)
+        return _terminal_bar(files, total=total, unit=unit, unit_scale=True, unit_divisor=divisor, desc=desc)
     return Lines(desc, total, files, unit) if progress == "lines" else Hidden()

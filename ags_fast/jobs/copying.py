@@ -10,8 +10,8 @@ from ags_fast.dataset.deks import rewrapped_column
 from ags_fast.dataset.names import plan_path
 from ags_fast.dataset.plan import Copy, Place, store_copy
 from ags_fast.dataset.tables import Tables
+from ags_fast.engines.base import JobContext
 from ags_fast.errors import JobEndedError
-from ags_fast.jobs.engines.base import JobContext
 from ags_fast.jobs.results import Row, describe
 from ags_fast.keys.stores import in_log
 

@@ -9,18 +9,17 @@ from ags_fast._types import FilePath, OnError, OrDrop, Resume, check_choice
 from ags_fast.dataset.access import Access
 from ags_fast.dataset.files.contents import denied_keys
 from ags_fast.dataset.names import new_job_id
+from ags_fast.engines.base import Engine
+from ags_fast.engines.local import client_for
 from ags_fast.fs import Store
-from ags_fast.jobs.engines.base import Engine
-from ags_fast.jobs.engines.local import client_for
 from ags_fast.jobs.results import JobResult, Row, counted
 from ags_fast.jobs.run import Options, check_apart, run_tasks, unless_expired
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.rows import failed_row, make_row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ags_fast.dataset.access import Folder
+    from ags_fast.dataset.entries import Patterns
     from ags_fast.jobs.arguments import Reach
     from ags_fast.jobs.results import Progress
 
@@ -34,7 +33,8 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
     *,
     engine: Engine | None = None,
     version: int | None = None,
-    paths: str | Sequence[str] | None = None,
+    paths: Patterns = None,
+    exclude: Patterns = None,
     overwrite: bool = False,
     missing: OrDrop = "error",
     resume: Resume | None = None,
@@ -57,6 +57,7 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
         engine: What runs the tasks; None: `LocalEngine`.
         version: The number of the version; None: the newest.
         paths: Take only files whose path matches one of these patterns of `fnmatch`; None: all files.
+        exclude: Leave out the files whose path matches one of these patterns.
         overwrite: Replace files that exist in `dst`; otherwise such a file is a failed row. So is, in any case, the
             second of two files whose paths `dst` takes for one, as disks do that do not tell upper from lower case.
         missing: What becomes of a Parquet file with a column whose master key the KMS refuses. "error": the file is a
@@ -85,7 +86,7 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
     options = Options(engine, progress, on_error, max_failures, resume)
     at["kms"] = client_for(options.engine, at["kms"], dataset, dst)
     access = Access.of(dataset, version=version, **at)
-    snapshot, entries = access.files(paths)
+    snapshot, entries = access.files(paths, exclude)
     destination = Store(dst, at.get("storage_options"))
     check_apart(destination, access.store)
     contents = snapshot.holding({key_id for entry in entries for key_id in entry.key_ids()})
@@ -112,7 +113,7 @@ def decrypt_files(  # noqa: PLR0913 the contract's arguments
         rows = unless_expired(snapshot, run_tasks(context, tasks, options)) + refused
         if fsync:
             made = {row.src for row in rows if row.status == "ok"}
-            destination.sync_folders(e.path for e in entries if access.store.full_path(e.file) in made)
+            destination.sync_folders(made)
         destination.sweep()  # of earlier runs too: `sweep` cleans only datasets
     entry = snapshot.entry
     return JobResult(context.job_id, "decrypt", access.store.url, entry.number, rows, entry.pin)

@@ -12,23 +12,23 @@ from ags_fast.dataset.job import Job
 from ags_fast.dataset.key_material import KEYTOOLS, check_key_material
 from ags_fast.dataset.keys import check_not_left, followed, kinds_of_files, scopes_of
 from ags_fast.dataset.kinds import Want, clock_ms
-from ags_fast.dataset.names import new_job_id, written_name
+from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.engines.local import client_for
 from ags_fast.jobs import run
-from ags_fast.jobs.engines.local import client_for
-from ags_fast.jobs.results import JobResult, Row, counted
+from ags_fast.jobs.results import JobResult, counted
 from ags_fast.jobs.retention import apply_retention
 from ags_fast.jobs.sources import aad_prefixes
 from ags_fast.jobs.work.rows import planned_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ags_fast.dataset.access import Folder
-    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.entries import FileEntry, Patterns
     from ags_fast.dataset.entry import Entry
+    from ags_fast.engines.base import Engine
     from ags_fast.jobs.arguments import Reach
-    from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Progress
 
 
@@ -40,7 +40,8 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
     engine: Engine | None = None,
     double_wrap: bool | None = None,
     dek_length: int = 16,
-    paths: str | Sequence[str] | None = None,
+    paths: Patterns = None,
+    exclude: Patterns = None,
     resume: Resume | None = None,
     on_error: OnError = "row",
     max_failures: int | None = None,
@@ -63,6 +64,7 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
             the files that are rewritten.
         dek_length: Bytes of a data key: 16, 24 or 32.
         paths: Rewrite only files whose path matches one of these patterns of `fnmatch`; None: all files.
+        exclude: Leave out the files whose path matches one of these patterns.
         resume: Continue a dead job: "length" or "verify", as for `encrypt_files`.
         on_error: "row": a file that fails is a row. "raise": stop at the first file that fails.
         max_failures: Stop after more than this number of failed files; None: never.
@@ -85,17 +87,18 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
         FileNotFoundError: A pattern of `paths` matches no file.
         ValueError: An argument is malformed.
     """
-    check_choice("dek_length", dek_length, None, 16, 24, 32)
+    check_key_material(None, dek_length)
     check_choice("key_material", key_material, KeyMaterial, "none", None)
     options = run.Options(engine, progress, on_error, max_failures, resume, fsync=fsync, verify_after=verify_after)
     at["kms"] = client_for(options.engine, at["kms"], dataset)
-    snapshot, chosen = Access.of(dataset, **at).files(paths)
+    snapshot, chosen = Access.of(dataset, **at).files(paths, exclude)
     log, head, store = snapshot.log, snapshot.entry, snapshot.log.store
     facts = run.source_fact(store.url)
     job = run.take_up(log, head, "rekey", facts) if options.resume and not dry_run else None
     if job is not None and not isinstance(job, Job):  # it was committed before it died
-        files = [store.full_path(row.file) for row in Snapshot(log, job).files() if row.job_id == job.job_id]
-        return JobResult(job.job_id, "rekey", store.url, job.number, [Row(file, file, "ok") for file in files], job.pin)
+        files = [row for row in Snapshot(log, job).files() if row.job_id == job.job_id]
+        rows = [planned_row(row.path, row.path, row, "ok") for row in files]
+        return JobResult(job.job_id, "rekey", store.url, job.number, rows, job.pin)
     with snapshot.unless_expired():
         masters = _column_masters(head, chosen)
     wanted = _new_files(chosen, masters, key_material)
@@ -103,7 +106,8 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
         check_key_material(KEYTOOLS, dek_length)
     old = {row.path: row for row in chosen}
     if dry_run or not wanted:
-        result = _planned(snapshot, wanted, old)
+        rows = [planned_row(row.path, row.path, row) for row in wanted]
+        result = JobResult(new_job_id(), "rekey", store.url, head.number, rows, head.pin)
         if not dry_run:
             if job is not None:
                 job.give_up()
@@ -126,14 +130,6 @@ def rekey_files(  # noqa: PLR0913 the contract's arguments
     with job:
         rows = run.unless_expired(snapshot, run.write_files(job, entries, options, old=old))
         return run.commit_files(job, entries, rows, old)
-
-
-def _planned(snapshot: Snapshot, wanted: Sequence[FileEntry], old: Mapping[str, FileEntry]) -> JobResult:
-    """Return the result of a dry run."""
-    store, job_id = snapshot.log.store, new_job_id()
-    names = [(row, written_name(row.path, job_id, row.format)) for row in wanted]
-    rows = [planned_row(store.full_path(old[row.path].file), store.full_path(name), row) for row, name in names]
-    return JobResult(job_id, "rekey", store.url, snapshot.entry.number, rows, snapshot.entry.pin)
 
 
 def _column_masters(head: Entry, chosen: Sequence[FileEntry]) -> list[dict[str, str]]:

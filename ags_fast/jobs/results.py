@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias
 from ags_fast import telemetry
 from ags_fast._extras import explaining
 from ags_fast._text import printable
-from ags_fast.dataset.rows import JobFailuresWarning as JobFailuresWarning
 from ags_fast.dataset.rows import Row as Row
 from ags_fast.dataset.rows import shown as shown
 from ags_fast.errors import AgsError
@@ -49,11 +48,15 @@ def _origin(error: BaseException) -> str:
 P = ParamSpec("P")
 _outermost: ContextVar[bool] = ContextVar("ags_fast_outermost_job", default=True)  # no step of another job
 FAILED_IN_LOG = 1000  # the result has all of them
-TAKEN_BEFORE = ("Unchanged", "AlreadyThere")  # classes of skipped files that are where they should be
+TAKEN_BEFORE = ("Unchanged", "AlreadyThere", "NotRemoved")  # classes of skipped files that the dataset has
 
 
 # True shows a bar; None a bar on a terminal; "lines" also lines elsewhere; False nothing; a callable gets rows.
 Progress: TypeAlias = bool | Literal["lines"] | Callable[[list[Row]], object] | None
+
+
+class JobFailuresWarning(UserWarning):
+    """A job has ended, and some of its rows failed: look at `JobResult.failed`, or call `raise_for_failures`."""
 
 
 class JobError(AgsError):
@@ -111,7 +114,7 @@ class JobResult:
         from ags_fast.markup import grid, joined, nbytes, sheet
 
         calls = ", ".join(f"{number:,} {name}" for (_, name), number in sorted(self.kms_calls.items()))
-        done = sum(row.plain_length or 0 for row in self.rows if row.status == "ok")
+        done = sum(row.nbytes for row in self.rows if row.status == "ok")
         facts = [
             ("dataset", without_password(self.dataset)),
             ("job", self.job_id),
@@ -146,12 +149,10 @@ class JobResult:
         return sum(row.error_class == "ExtraFile" for row in self.rows)
 
     @property
-    def left_out_all(self) -> bool:
-        """Whether `encrypt_files` found files and left out all of them."""
+    def no_sources(self) -> bool:
+        """Whether `encrypt_files` found no file to take: there is none, or all of them are left out."""
         kinds = self.left_out
-        if sum(kinds.values()) < len(self.rows) or "AlreadyEncryptedError" in kinds:
-            return False
-        return not kinds.keys() <= {"EmptyFolder"}
+        return self.op == "encrypt" and sum(kinds.values()) == len(self.rows) and "AlreadyEncryptedError" not in kinds
 
     @property
     def table(self) -> pa.Table:
@@ -160,6 +161,7 @@ class JobResult:
             import pyarrow as pa
         text, number = pa.string(), pa.int64()
         types = [text, text, text, text, text, number, number, number, text, text, pa.float64(), pa.int32(), text, text]
+        types.append(number)
         schema = pa.schema(list(zip(Row._fields, types, strict=True)))
         columns = list(zip(*self.rows, strict=True)) or [()] * len(types)
         columns = [tuple(s and shown(s) for s in c) if t == text else c for c, t in zip(columns, types, strict=True)]
@@ -224,7 +226,7 @@ def _tell(
     result.seconds, result.kms_calls = seconds, kms_calls
     result.warnings += sentences(lacks)
     counts, calls = result.counts, sum(kms_calls.values())
-    nbytes = sum(row.plain_length or 0 for row in result.rows if row.status == "ok")
+    nbytes = sum(row.nbytes for row in result.rows if row.status == "ok")
     dataset = without_password(result.dataset)
     for row in result.failed[:FAILED_IN_LOG]:
         telemetry.warning(

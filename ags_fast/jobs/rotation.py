@@ -26,12 +26,12 @@ from ags_fast.dataset.keys import Rotation
 from ags_fast.dataset.kinds import clock_ms
 from ags_fast.dataset.names import new_job_id
 from ags_fast.dataset.plan import copy_path, read_copies, read_copy
+from ags_fast.engines.base import Engine, checked
+from ags_fast.engines.local import LocalEngine, client_for
 from ags_fast.errors import KeyAccessError, PolicyError
 from ags_fast.jobs.arguments import Reach, milliseconds
 from ags_fast.jobs.bars import make_bar
 from ags_fast.jobs.copying import CopyContext, CopyTask, table_row
-from ags_fast.jobs.engines.base import Engine, checked
-from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import JobResult, Row, describe
 from ags_fast.jobs.results import counted as counted_job
 from ags_fast.jobs.retention import apply_retention, expire_versions

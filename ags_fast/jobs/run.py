@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,11 +24,11 @@ from ags_fast.dataset.log import ENDED
 from ags_fast.dataset.names import HIDDEN, LOCK, beside_plan, job_of, new_job_id, plan_path, written_name
 from ags_fast.dataset.plan import read_plan
 from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.engines.base import Engine, checked
+from ags_fast.engines.local import LocalEngine
 from ags_fast.errors import AgsError, ExpiredError, FormatError, IntegrityError, JobEndedError, KeyAccessError
 from ags_fast.fs import without_password
 from ags_fast.jobs.bars import make_bar
-from ags_fast.jobs.engines.base import Engine, checked
-from ags_fast.jobs.engines.local import LocalEngine
 from ags_fast.jobs.results import JobError, JobResult, Row, shown
 from ags_fast.jobs.retention import ended
 from ags_fast.jobs.work.context import Context, Task
@@ -47,6 +49,10 @@ LOCAL_OPEN_COST = 512 << 10  # cost of opening a file, in bytes of work
 STORE_OPEN_COST = 4 << 20  # the same in an object store
 EVIDENCE = ("IntegrityError", "Different")  # classes of rows, unless the version has expired meanwhile
 UNKNOWN = {"KeyAccessError": KeyAccessError, "ExpiredError": ExpiredError}  # they say nothing of a source
+GONE = {  # class and message of a file whose source is gone, by status
+    "skipped": ("NotRemoved", "its source is gone, but it stays, because another file has failed"),
+    "failed": ("ConcurrentChangeError", "another job has put another file at this path meanwhile: run the job again"),
+}
 UNREADABLE = (FormatError, IntegrityError, KeyAccessError)  # what is wrong with the plan of one job stops no other
 
 
@@ -96,20 +102,22 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, *, writ
     todo, ready = _split_ready(context, tasks, writes)
     failures = 0
     callback = options.progress if callable(options.progress) and context.op != "compare" else None
-    # A written Parquet file and its source differ in length: the bar counts the planned bytes.
-    planned = {
-        context.dataset.full_path(task.entry.file): task.entry.plain_length
-        for task in tasks
-        if task.entry.format == "parquet" and context.op in ("encrypt", "rekey")
-    }
-    total = sum(task.entry.plain_length for task in tasks)
+    total, counts, lock = sum(task.nbytes for task in tasks), {"rows": 0, "parts": 0}, threading.Lock()
     with make_bar(context.op, total, options.progress, files=len(tasks), divisor=1024) as bar:
+
+        def show(what: str, nbytes: int, files: int = 0) -> None:
+            """Show the bytes of rows, or of parts of files where the engine tells them, which are there earlier."""
+            with lock:
+                counts[what] += nbytes
+                bar.update(max(0, min(total, max(counts.values())) - bar.n), files)
+
+        context = replace(context, moved=partial(show, "parts"))
 
         def report(more: list[Row]) -> None:
             nonlocal failures
             rows.extend(more)
             failures += sum(row.status == "failed" for row in more)
-            bar.update(sum(planned.get(row.dst or "", row.plain_length or 0) for row in more), len(more))
+            show("rows", sum(row.nbytes for row in more), len(more))
             if callback is not None:
                 callback(more)
             for row in more if context.plan else ():  # no file that is left could be published
@@ -322,33 +330,37 @@ def write_files(
     rows = run_tasks(context, [Task(entry, old.get(entry.path)) for entry in entries], options, writes=True)
     if options.fsync:
         done = {row.dst for row in rows if row.status == "ok"}
-        store.sync_folders(entry.file for entry in entries if store.full_path(entry.file) in done)
+        store.sync_folders(entry.file for entry in entries if entry.path in done)
     return rows
 
 
 def commit_files(
-    job: Job, entries: Sequence[FileEntry], rows: list[Row], replaced: Mapping[str, FileEntry], *, whole: bool = False
+    job: Job,
+    entries: Sequence[FileEntry],
+    rows: list[Row],
+    replaced: Mapping[str, FileEntry],
+    *,
+    whole: bool = False,
+    gone: Mapping[str, FileEntry] = MappingProxyType({}),
 ) -> JobResult:
     """Commit the version with the files that succeeded, end the job, and do what the policy says of old versions.
 
-    whole: commit all of them, or nothing if another job has changed one of the paths.
+    whole: commit all of them, or nothing if another job has changed one of the paths. gone: the files that the version
+    leaves out, by path.
     """
-    store = job.log.store
-    by_name = {entry.file: entry for entry in entries}
+    done = {row.dst: row for row in rows if row.status == "ok"}
     good = [
-        with_lengths(
-            by_name[store.path_in(row.dst)], row.file_length or 0, row.plain_length, bytes.fromhex(row.checksum or "")
-        )
-        for row in rows
-        if row.status == "ok" and row.dst is not None
+        with_lengths(entry, row.file_length or 0, row.plain_length, bytes.fromhex(row.checksum or ""))
+        for entry in sorted(entries, key=lambda entry: entry.path)
+        if (row := done.get(entry.path)) is not None
     ]
-    del by_name
-    good.sort(key=lambda entry: entry.path)
+    del done
     remove = {entry.path: replaced[entry.path].file for entry in good if entry.path in replaced}
+    remove |= {path: entry.file for path, entry in gone.items()}
     job.writer_died |= any(row.attempt or row.error_class == "WorkerDiedError" for row in rows)
     made = job.commit(Wish(job.operation, good, remove, whole=whole, policy=job.keys.policy))
-    lost = {store.full_path(entry.file) for entry in good} - {store.full_path(file) for file in _taken(job, made, good)}
-    if lost:
+    taken = _taken(job, made, good)
+    if lost := {entry.path for entry in good if entry.file not in taken}:
         why = (
             "another job has changed this path, or there is a file or a folder in its place, so the file is not in the "
             "dataset: run the job again"
@@ -357,9 +369,15 @@ def commit_files(
             row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if row.dst in lost else row
             for row in rows
         ]
+    rows += [gone_row(path, "failed" if path in made.change.refused else "ok") for path in gone]
     result = ended(job, made, rows)
     warn_of_dead(job, made.head, result)
     return result
+
+
+def gone_row(path: str, status: str) -> Row:
+    """Return the row of a file of the dataset whose source is gone. "skipped": the file stays."""
+    return Row(path, None, status, *GONE.get(status, ("Removed", "its source is gone; older versions keep it")))
 
 
 def _taken(job: Job, made: Committed, good: Sequence[FileEntry]) -> set[str]:

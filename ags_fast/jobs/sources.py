@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ags_fast._types import Links, check_choice
 from ags_fast.dataset.entries import exact_first
+from ags_fast.dataset.files.contents import closing
 from ags_fast.dataset.names import HIDDEN, check_path, folders_above
 from ags_fast.dataset.snapshot import Snapshot
 from ags_fast.errors import AgsError, ConcurrentChangeError, PolicyError
 from ags_fast.jobs.results import Row, describe
 from ags_fast.jobs.run import verified
-from ags_fast.jobs.work.context import Context, SourceChangedError
+from ags_fast.jobs.work.context import Context, SourceChangedError, ends
 from ags_fast.jobs.work.dispatch import work_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.log import Log
@@ -80,15 +81,14 @@ def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]
     unused = set(choice.include or ())
     rows: list[Row] = []
     for entry in listed:
-        parts = entry.path.split("/")
-        _refuse_tables(source, parts)
-        reason = _left_out(entry.path, parts, choice, unused)
+        _refuse_tables(source, entry.path.split("/"))
+        reason = _left_out(entry.path, choice, unused)
         if reason is None:
             files.append(entry)
         else:
             rows.append(_row(source, entry.path, *reason))
     for path, kind, why in left_out:
-        reason = _left_out(path, path.rstrip("/").split("/"), choice, unused)
+        reason = _left_out(path, choice, unused)
         if kind in ("OutsideLink", "DanglingLink", "LinkLoop") and reason is None:
             if choice.links == "error":
                 raise PolicyError(f"{source.full_path(path)} is {why}: remove it, exclude it, or pass links='skip'")
@@ -100,6 +100,39 @@ def list_sources(source: Store, choice: Choice) -> tuple[list[Entry], list[Row]]
     return files, sorted(rows)
 
 
+def gone_files(
+    source: Store, choice: Choice, listed: Sequence[Entry], left_out: Sequence[Row], files: Iterable[FileEntry]
+) -> dict[str, FileEntry]:
+    """Return those of a dataset's files that `choice` takes, and whose sources are gone, by path.
+
+    What is left out of the source, or below a link that is, is not gone. `listed` and `left_out` are what
+    `list_sources` returns.
+    """
+    there = {entry.path for entry in listed}
+    out = {source.path_in(row.src) for row in left_out if row.error_class != "EmptyFolder"}
+    if choice.include or choice.exclude:
+        choice = choice.exact(there | out)
+    gone: dict[str, FileEntry] = {}
+    full: set[str] = set()  # folders with files that stay
+    for file in files:
+        above = folders_above(file.path)
+        if file.path in there or not out.isdisjoint((file.path, *above)) or _left_out(file.path, choice, set()):
+            full.update(above)
+        else:
+            gone[file.path] = file
+    blocked = there & full  # sources in the places of such folders fail, so the files below them stay as they are
+    return {path: file for path, file in gone.items() if blocked.isdisjoint(folders_above(path))}
+
+
+def ends_of(source: Store, found: Entry) -> tuple[bytes, bytes]:
+    """Return how a source begins and ends: see `ends`. Nothing if it cannot be read, which its task will report."""
+    try:
+        with closing(source.open_seekable(found.path, found)) as file:
+            return ends(file)
+    except (AgsError, OSError):
+        return b"", b""
+
+
 def _row(source: Store, path: str, kind: str, why: str) -> Row:
     if kind == "HiddenFile":
         try:
@@ -109,8 +142,9 @@ def _row(source: Store, path: str, kind: str, why: str) -> Row:
     return Row(source.full_path(path), None, "skipped", kind, why)
 
 
-def _left_out(path: str, parts: Sequence[str], choice: Choice, unused: set[str]) -> tuple[str, str] | None:
+def _left_out(path: str, choice: Choice, unused: set[str]) -> tuple[str, str] | None:
     """Return kind and reason if a path is left out. Patterns that match the path are removed from `unused`."""
+    parts = path.rstrip("/").split("/")
     if parts[0] == HIDDEN.rstrip("/"):
         return "ReservedName", f"reserved: a dataset keeps its own files in {HIDDEN}"
     if choice.include is not None or choice.exclude:
@@ -171,7 +205,7 @@ def delete_sources(log: Log, source: Store, entries: Sequence[FileEntry], result
 
     The rows of files that do not read back, and of sources that stay, fail.
     """
-    names = {log.store.full_path(entry.file): entry for entry in entries}
+    names = {entry.path: entry for entry in entries}
     made = [names[row.dst] for row in result.rows if row.status == "ok" and row.dst in names]
     snapshot = Snapshot(log, log.head())
     there = {row.path: row for _, row in snapshot.find([entry.path for entry in made]).values()}
@@ -189,7 +223,7 @@ def delete_sources(log: Log, source: Store, entries: Sequence[FileEntry], result
         return True
 
     if not result.failed:
-        _delete(log.store, source, made, result, may_go)
+        _delete(source, made, result, may_go)
 
 
 def delete_unchanged(snapshot: Snapshot, source: Store, same: Sequence[FileEntry], result: JobResult) -> None:
@@ -198,11 +232,11 @@ def delete_unchanged(snapshot: Snapshot, source: Store, same: Sequence[FileEntry
         return
     contents = snapshot.holding({key_id for row in same for key_id in row.key_ids()})
     context = Context("decrypt", result.job_id, contents.dataset_id, contents.store, contents.envelope, source)
-    _delete(contents.store, source, same, result, lambda entry: work_on(entry.format).same_as_source(context, entry))
+    _delete(source, same, result, lambda entry: work_on(entry.format).same_as_source(context, entry))
 
 
 def _delete(
-    dataset: Store, source: Store, entries: Sequence[FileEntry], result: JobResult, may_go: Callable[[FileEntry], bool]
+    source: Store, entries: Sequence[FileEntry], result: JobResult, may_go: Callable[[FileEntry], bool]
 ) -> None:
     rows = {row.dst: i for i, row in enumerate(result.rows)}
     for entry in entries:
@@ -216,6 +250,6 @@ def _delete(
                 raise SourceChangedError("the source has other bytes, but the same size and time of change")
             source.delete_read(there)
         except (AgsError, OSError) as error:  # the file is committed, and other sources are deleted by now: only report
-            i = rows[dataset.full_path(entry.file)]
+            i = rows[entry.path]
             why = f"the file is in the dataset, but its source was not deleted: {describe(error)}"
             result.rows[i] = result.rows[i]._replace(status="failed", error_class=type(error).__name__, error=why)

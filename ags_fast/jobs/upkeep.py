@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
 from ags_fast.dataset import reach
 from ags_fast.dataset.access import Access
-from ags_fast.dataset.columns import path_bytes
 from ags_fast.dataset.keys import Rotation
 from ags_fast.dataset.kinds import clock_ms
 from ags_fast.dataset.names import new_job_id, plan_path
-from ags_fast.dataset.policy import DAY_MS
 from ags_fast.dataset.snapshot import Snapshot
+from ags_fast.engines.base import checked
+from ags_fast.engines.local import LocalEngine, client_for
 from ags_fast.errors import AgsError
-from ags_fast.jobs.engines.base import checked
-from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import JobResult, Row, counted, describe
 from ags_fast.jobs.retention import expire_versions, removed_rows, sweep_log
 from ags_fast.jobs.rotation import CONCURRENCY, Rotating
 from ags_fast.jobs.run import Options, verified
+from ags_fast.jobs.verification import check_share, sampled
 from ags_fast.jobs.work.rows import planned_row
-from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +26,8 @@ if TYPE_CHECKING:
     from ags_fast.dataset.access import Folder
     from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.log import Log
+    from ags_fast.engines.base import Engine
     from ags_fast.jobs.arguments import Reach
-    from ags_fast.jobs.engines.base import Engine
     from ags_fast.jobs.results import Progress
 
 
@@ -68,8 +64,7 @@ def maintain(
     Raises:
         ValueError: `verify` is not between 0 and 1.
     """
-    if not 0 <= verify <= 1:
-        raise ValueError(f"verify is a share of the files, from 0 to 1, not {verify!r}")
+    check_share("verify", verify)
     runs = checked(engine) or LocalEngine(0)
     at["kms"] = client_for(runs, at["kms"], dataset)
     log, head = Access.of(dataset, **at).open()
@@ -126,24 +121,7 @@ def _expired(log: Log, dry_run: bool) -> Sequence[Row]:
 
 def _verified(snapshot: Snapshot, share: float, engine: Engine | None, progress: Progress, dry_run: bool) -> list[Row]:
     """Verify the files whose turn is today."""
-    day, draw = str(clock_ms() // DAY_MS), draws(snapshot)
-    rows = [row for row in snapshot.files() if draw(day, row.path) < share]
+    rows = sampled(snapshot, snapshot.files(), share)
     if dry_run:
-        return [planned_row(snapshot.log.store.full_path(row.file), None, row) for row in rows]
+        return [planned_row(row.path, None, row) for row in rows]
     return verified(snapshot, rows, Options(engine, False if callable(progress) else progress))[1]
-
-
-def draws(snapshot: Snapshot) -> Callable[[str, str], float]:
-    """Return a function of a day and a path, to numbers from 0 to 1. Only who has the keys can foretell them."""
-    if not snapshot.entry.files:
-        return lambda day, path: 1.0
-    table = min(snapshot.entry.files, key=lambda table: table.path)
-    bound = binding(snapshot.entry.dataset_id, "table", table.path)
-    secret = hashlib.sha256(b"draws" + snapshot.envelope.unwrap(table.key_id, table.wrapped, bound)).digest()
-    return partial(drawn, secret)
-
-
-def drawn(secret: bytes, day: str, path: str) -> float:
-    """Return a number from 0 to 1 for a day and a path. Only who has the secret, of 1 to 64 bytes, can foretell it."""
-    found = hashlib.blake2b(path_bytes(f"{day}/{path}"), key=secret, digest_size=8).digest()
-    return int.from_bytes(found, "big") / 2**64

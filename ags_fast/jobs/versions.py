@@ -16,13 +16,14 @@ from ags_fast.dataset.tables import TABLE_ROWS
 from ags_fast.jobs.copying import table_row
 from ags_fast.jobs.results import JobResult, counted
 from ags_fast.jobs.retention import ended
+from ags_fast.jobs.run import gone_row
 from ags_fast.jobs.work.rows import planned_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ags_fast.dataset.access import Folder
-    from ags_fast.dataset.entries import FileEntry
+    from ags_fast.dataset.entries import FileEntry, Patterns
     from ags_fast.dataset.entry import Entry
     from ags_fast.dataset.log import Log
     from ags_fast.dataset.tables import Table
@@ -37,6 +38,7 @@ def remove_files(
     dataset: Folder,
     paths: str | Sequence[str],
     *,
+    exclude: Patterns = None,
     dry_run: bool = False,
     progress: Progress = None,
     **at: Unpack[Reach],
@@ -54,6 +56,7 @@ def remove_files(
     Args:
         dataset: The folder of the dataset: a local path, an fsspec URL, or a `Store`.
         paths: Patterns of `fnmatch` for the paths of the files.
+        exclude: Leave out the files whose path matches one of these patterns.
         dry_run: Only plan; the rows have the status "planned".
         progress: A callable gets the rows.
         **at: How the dataset is reached, and the errors if it is not: see `Reach`.
@@ -67,20 +70,16 @@ def remove_files(
         UnknownOutcomeError: The storage does not answer: the version may be there, now or later.
         ValueError: `paths` is empty.
     """
-    (log, head), chosen = Access.of(dataset, **at).files(paths)
+    (log, head), chosen = Access.of(dataset, **at).files(paths, exclude)
     store = log.store
-    rows = [planned_row(store.full_path(row.file), None, row, "planned" if dry_run else "ok") for row in chosen]
+    rows = [planned_row(row.path, None, row, "planned" if dry_run else "ok") for row in chosen]
     result, but = JobResult(new_job_id(), "remove", store.url, head.number, rows, head.pin), 0
     if not dry_run:
         store.check_writable()
         job = Job.begin(log, "remove", head=head)
         made = job.commit(Wish("remove", remove={row.path: row.file for row in chosen}, whole=False))
-        why = "another job has put another file of this path into the dataset meanwhile: run the job again"
         stays = set(made.change.refused)
-        rows = [
-            row._replace(status="failed", error_class="ConcurrentChangeError", error=why) if file.path in stays else row
-            for file, row in zip(chosen, rows, strict=True)
-        ]
+        rows = [gone_row(row.src, "failed") if row.src in stays else row for row in rows]
         chosen = [file for file in chosen if file.path not in stays]
         result, but = ended(job, made, rows), (made.version or made.head).number
     if callable(progress):
@@ -135,8 +134,8 @@ def restore_version(
         **at: How the dataset is reached, and the errors if it is not: see `Reach`.
 
     Returns:
-        A row for each file that comes back (`dst` is its object) or goes (`src` is its object), and the version. If the
-        newest version has these files already, there are no rows, and no version is made.
+        A row for each file that comes back (`dst` is its path) or goes (`dst` is None), and the version. If the newest
+        version has these files already, there are no rows, and no version is made.
 
     Raises:
         ConcurrentChangeError: Another job has changed these files meanwhile. Nothing is done.
@@ -152,8 +151,8 @@ def restore_version(
     goes = sorted(row for key, row in here.items() if key not in there)
     _check_objects(then, comes)
     status = "planned" if dry_run else "ok"
-    rows = [planned_row(store.full_path(row.file), None, row, status) for row in goes]
-    rows += [planned_row(row.path, store.full_path(row.file), row, status) for row in comes]
+    rows = [planned_row(row.path, None, row, status) for row in goes]
+    rows += [planned_row(row.path, row.path, row, status) for row in comes]
     if dry_run or not rows:
         result = JobResult(new_job_id(), "restore", store.url, now.entry.number, rows, now.entry.pin)
     else:

@@ -31,22 +31,22 @@ QUIRKS = frozenset({"duckdb", "arrow-ctr-mislabel"})
 V2_LAYOUTS = {None: 0, "arrow": 1, "parquet-java": 2}  # as PageRun numbers them; None keeps what a page has
 
 
-def sharing(shared: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def sharing(shared: Any, before: Any = dict, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Have functions show the arguments of a TypedDict by their names, and refuse wrong ones in their own names.
 
     Args:
         shared: The TypedDict, which is their ``**`` argument.
-        **defaults: What arguments that are not required are shown to be; None if it is not here.
+        before: Makes the keyword arguments that the function gets, of those of the call.
+        **defaults: What arguments are shown to be; None if it is not here.
     """
     hints = {name: hint.__forward_arg__ for name, hint in shared.__annotations__.items()}
-    required = dict.fromkeys((name for name in hints if hints[name].startswith("Required[")), inspect.Parameter.empty)
-    values, kind = {**dict.fromkeys(hints), **defaults, **required}, inspect.Parameter.KEYWORD_ONLY
+    values, kind = {**dict.fromkeys(hints), **defaults}, inspect.Parameter.KEYWORD_ONLY
     named = [inspect.Parameter(name, kind, default=values[name], annotation=hint) for name, hint in hints.items()]
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.annotation != f"Unpack[{shared.__name__}]"]
-        if len(own) < len(signature.parameters):
+        if shares := len(own) < len(signature.parameters):
             signature = signature.replace(parameters=sorted([*named, *own], key=lambda each: each.kind))
 
         @functools.wraps(function)
@@ -55,7 +55,7 @@ def sharing(shared: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable
                 signature.bind(*args, **options)
             except TypeError as error:
                 raise TypeError(f"{function.__name__}() {error}") from None
-            return function(*args, **options)
+            return function(*args, **(before(options) if shares else options))
 
         checked.__signature__ = signature  # type: ignore[attr-defined]
         return checked

@@ -96,7 +96,7 @@ def encrypt_file(  # noqa: PLR0913 (the contract's)
     n = thread_count(threads)
     with Opened(src, Reading(storage_options=storage_options)) as opened:
         if opened.crypto is not None:
-            raise PolicyError("the file is encrypted already: reencrypt_file gives it other keys")
+            raise PolicyError("the file is encrypted already: re-encrypt it to give it other keys")
         sealer = Sealer(opened, keys, *new_crypto(how, keys), other_columns=other_columns)
         chunks = list(opened.chunks())
         with Target(dst, private=False, fsync=fsync, threads=n, storage_options=storage_options) as target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.jobs.engines.start import is_current_directory_trusted
+from ags_fast.engines.start import is_current_directory_trusted
 from ags_fast.spark.job import POLL_SECONDS, SETTLE_SECONDS, SparkJob
 from ags_fast.spark.partition import Bin, run_bin
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Sequence
 
-    from ags_fast.jobs.engines.base import AnyTask, JobContext
+    from ags_fast.engines.base import AnyTask, JobContext
 
 
 class ClassicSession:

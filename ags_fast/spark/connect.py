@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ags_fast.jobs.engines.base import AnyTask, JobContext
+    from ags_fast.engines.base import AnyTask, JobContext
 
 MONITOR_SECONDS = 2.0  # Spark looks this often whether a Python worker's task was cancelled
 

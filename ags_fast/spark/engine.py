@@ -6,15 +6,15 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.jobs.engines.base import FILES_AT_ONCE, bins
-from ags_fast.jobs.engines.together import opening_cost, with_files_at_once
+from ags_fast.engines.base import FILES_AT_ONCE, bins
+from ags_fast.engines.together import opening_cost, with_files_at_once
 from ags_fast.spark.classic import ClassicSession
 from ags_fast.spark.connect import ConnectSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ags_fast.jobs.engines.base import AnyTask, JobContext
+    from ags_fast.engines.base import AnyTask, JobContext
     from ags_fast.jobs.results import Row
     from ags_fast.spark.job import Session
 

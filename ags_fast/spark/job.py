@@ -12,7 +12,7 @@ from ags_fast.keys.kms import add_calls
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ags_fast.jobs.engines.base import AnyTask, JobContext
+    from ags_fast.engines.base import AnyTask, JobContext
     from ags_fast.jobs.results import Row
     from ags_fast.spark.partition import _BinResult
 

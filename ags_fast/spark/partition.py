@@ -9,16 +9,16 @@ import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.engines.processes import run_isolated
+from ags_fast.engines.together import run_files
 from ags_fast.fs.lacking import gathered
-from ags_fast.jobs.engines.processes import run_isolated
-from ags_fast.jobs.engines.together import run_files
 from ags_fast.keys.kms import count_calls
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Sequence
 
-    from ags_fast.jobs.engines.base import AnyTask, JobContext
+    from ags_fast.engines.base import AnyTask, JobContext
     from ags_fast.jobs.results import Row
 
     _BinResult = tuple[int, list[Row], Counter[tuple[str, str]], set[str]]

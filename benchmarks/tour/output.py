@@ -72,8 +72,8 @@ def print_end(out: Output | None, lengths: list[tuple[str, int]], sizes: dict[st
     program = str(Path(sys.executable).with_name("ags-fast"))
     listing = [program, "ls", "-l", root / "dataset"]
     listing += ["--keystore", root / "keystore.json", "--key-file", root / "keystore.key"]
-    words = [program, "stream", "decrypt", out.encrypted / f"{name}.ags", "--key-file", out.key_file]
-    words += ["--aad-prefix", name, "--length", length, "--force", "-o", root / f"by-hand{Path(name).suffix}"]
+    words = [program, "stream", "decrypt", out.encrypted / f"{name}.ags", "--data-key-file", out.key_file]
+    words += ["--aad-prefix", name, "--length", length, "--overwrite", "-o", root / f"by-hand{Path(name).suffix}"]
     print(f"\nIn {root} are now: encrypted/ and decrypted/, manifest.json with the lengths to trust,")
     print("dataset/ and restored/, and the keys, which in real life are kept elsewhere. What the dataset has:\n")
     print(_pasted(listing, 4))

@@ -17,8 +17,8 @@ import pyarrow.parquet  # noqa: F401  # before a clock runs
 
 import ags_fast
 from ags_fast import AgsError, Dataset, jobs
+from ags_fast.engines.start import import_path, start_python
 from ags_fast.jobs import LocalEngine
-from ags_fast.jobs.engines.start import import_path, start_python
 from ags_fast.keys.kms import kms_calls
 
 

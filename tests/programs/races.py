@@ -221,6 +221,6 @@ def show_modes(base: Path) -> None:
     for name in ("private", "narrow"):
         sealed, out = f"{base}/{name}.ags", f"{base}/out/{name}"
         run("stream", "encrypt", f"{base}/src/{name}", *key, "-o", sealed)
-        run("stream", "decrypt", sealed, *key, "--untrusted-length", "-o", out, "--force")
+        run("stream", "decrypt", sealed, *key, "--untrusted-length", "-o", out, "--overwrite")
     for kind in ("key", "keystore", "private", "shared", "narrow"):
         print(kind, *sorted(looker.seen[kind]))

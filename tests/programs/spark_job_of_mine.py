@@ -9,8 +9,8 @@ import pyarrow  # noqa: F401  # before the folder of data is on the path of this
 import tqdm  # noqa: F401
 from pyspark.sql import SparkSession
 
+from ags_fast.engines.processes import run_isolated  # noqa: F401
 from ags_fast.jobs import encrypt_files
-from ags_fast.jobs.engines.processes import run_isolated  # noqa: F401
 from ags_fast.spark import SparkEngine
 
 conf: Any = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **SparkEngine.recommended_conf()}

@@ -56,7 +56,7 @@ def datasets(kms: keys.Kms, key: bytes) -> int:
     ags_fast.Dataset.open("b", kms=kms).refresh()
     jobs.encrypt_files("a", "b", kms=kms, format="parqet")  # type: ignore[arg-type]
     jobs.encrypt_files("a", "b", kms=kms, links="folow")  # type: ignore[arg-type]
-    jobs.encrypt_files("a", "b")  # type: ignore[call-arg]
+    jobs.encrypt_files("a")  # type: ignore[call-arg]
     jobs.rotate("b", kms=kms, what="mke")  # type: ignore[arg-type]
     jobs.decrypt_files("b", "c", kms=kms, missing="hide")  # type: ignore[arg-type]
     jobs.audit("b", kms=kms, event="kek-leeked")  # type: ignore[arg-type]

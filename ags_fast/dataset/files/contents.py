@@ -5,15 +5,17 @@ A format is one module with the functions of `Format`. `format_of` finds the mod
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ags_fast.errors import FormatError, KeyAccessError
 from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from ags_fast._cursor import Cursor
     from ags_fast._types import Buffer, WritableFile
@@ -60,8 +62,8 @@ class FormatWriter(Protocol):
     def tell(self) -> int:
         """Return the bytes of plaintext written so far."""
 
-    def finish(self) -> tuple[int, int]:
-        """Publish the file. Return its plaintext length and its file length, in bytes."""
+    def finish(self) -> tuple[int, int, int | None]:
+        """Publish the file. Return its plaintext length, its file length, and its `FileEntry.source_length`."""
 
     def abort(self) -> None:
         """Discard the file. After `finish`, do nothing."""
@@ -71,11 +73,22 @@ class FormatWriter(Protocol):
 MODULES = {"ags1": "ags_fast.dataset.files.stream", "parquet": "ags_fast.dataset.files.parquet"}
 
 
+def settled(format: str, path: str, ends: tuple[bytes, bytes] | None = None) -> str:
+    """Return the format of a new file: for "auto" by how it begins and ends, or by its name if that is yet unknown."""
+    is_parquet = path.endswith(".parquet") if ends is None else ends[0][:4] == ends[1][-4:] == b"PAR1"
+    return format if format != "auto" else "parquet" if is_parquet else "ags1"
+
+
 def format_of(entry: FileEntry) -> Format:
     """Return the module of a file's format. Raises FormatError for a format of a newer ags_fast."""
     if entry.format not in MODULES:
         raise FormatError(f"a newer ags_fast made this file: its format is {entry.format!r}")
     return cast("Format", import_module(MODULES[entry.format]))
+
+
+def closing(source: Any) -> AbstractContextManager[Any]:
+    """Use a store's source: a path, or a file, which is closed afterwards."""
+    return contextlib.closing(source) if hasattr(source, "close") else contextlib.nullcontext(source)
 
 
 def denied_keys(contents: Contents, entries: Iterable[FileEntry]) -> frozenset[str]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._threads import thread_count
+from ags_fast.dataset.files.contents import closing
 from ags_fast.dataset.key_material import FOOTER
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
@@ -69,16 +70,6 @@ def parquet_keys(contents: Contents, entry: FileEntry) -> Keys:
         footer_metadata=metadata.pop(FOOTER, None),
         column_metadata={column: text for column, text in metadata.items() if column in columns},
     )
-
-
-@contextmanager
-def closing(source: Any) -> Iterator[Any]:
-    """Use a store's source: a path, or a file, which is closed afterwards."""
-    try:
-        yield source
-    finally:
-        if hasattr(source, "close"):
-            source.close()
 
 
 def _source(contents: Contents, entry: FileEntry, file: str | None = None) -> Any:
@@ -159,8 +150,8 @@ class ParquetWriter:
         self.write = self._writer.write
         self.tell = self._writer.tell
 
-    def finish(self) -> tuple[int, int]:
-        """Encrypt and publish the file. Returns the length of its plaintext view and its file length, in bytes."""
+    def finish(self) -> tuple[int, int, int]:
+        """See `FormatWriter`. The plaintext length is that of the view."""
         contents, entry = self._contents, self._entry
         keys = parquet_keys(contents, entry)
         self._writer.close()
@@ -206,8 +197,8 @@ class TablesWriter:
         """Refuse bytes."""
         raise io.UnsupportedOperation("this file is made of tables: use write_table")
 
-    def finish(self) -> tuple[int, int]:
-        """Publish the file. Returns the length of its plaintext view and its file length, in bytes."""
+    def finish(self) -> tuple[int, int, int]:
+        """See `FormatWriter`. The length of the source is that of the tables, encoded."""
         with self._writer:
             report = self._writer.finish()
         return _lengths(self._contents, self._entry, self._keys, report)
@@ -218,9 +209,9 @@ class TablesWriter:
         self._new.discard()
 
 
-def _lengths(contents: Contents, entry: FileEntry, keys: Keys, report: Report) -> tuple[int, int]:
-    length = report.plain_length
-    return plain_length(contents, entry, keys) if length is None else length, report.file_length
+def _lengths(contents: Contents, entry: FileEntry, keys: Keys, report: Report) -> tuple[int, int, int]:
+    length = plain_length(contents, entry, keys) if report.plain_length is None else report.plain_length
+    return length, report.file_length, report.source_length
 
 
 def plain_length(contents: Contents, entry: FileEntry, keys: Keys) -> int:

@@ -54,11 +54,11 @@ class StreamWriter:
         self.tell = self._writer.tell
         self.abort = self._writer.abort
 
-    def finish(self) -> tuple[int, int]:
-        """Publish the stream. Returns its plaintext length and its file length, in bytes."""
+    def finish(self) -> tuple[int, int, None]:
+        """See `FormatWriter`."""
         plain_length = self._writer.tell()
         self._writer.close()
-        return plain_length, self._writer.file_length
+        return plain_length, self._writer.file_length, None
 
 
 write = StreamWriter

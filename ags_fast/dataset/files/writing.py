@@ -13,9 +13,9 @@ from ags_fast._cursor import Unfinished
 from ags_fast._types import Buffer, FileFormat, KeyMaterial, check_choice
 from ags_fast.ags1 import DEFAULT_BLOCK_SIZE
 from ags_fast.dataset.deks import with_new_keys
-from ags_fast.dataset.entries import FileEntry
+from ags_fast.dataset.entries import FileEntry, with_lengths
 from ags_fast.dataset.entry import main_key
-from ags_fast.dataset.files.contents import format_of
+from ags_fast.dataset.files.contents import format_of, settled
 from ags_fast.dataset.key_material import check_key_material
 from ags_fast.dataset.keys import check_not_left, kinds_of_files
 from ags_fast.dataset.names import ALIVE, HIDDEN, beside_plan, check_path, plan_path, written_name
@@ -62,7 +62,6 @@ class Settings:
     key_material: KeyMaterial | None = None
 
     def __post_init__(self) -> None:
-        check_choice("dek_length", self.dek_length, None, 16, 24, 32)
         check_key_material(self.key_material, self.dek_length)
 
     def kinds(self, head: Entry) -> list[Want]:
@@ -126,6 +125,7 @@ def begin_file(
     With an encoder it is a Parquet file that is made of tables; else it takes bytes.
     """
     check_choice("format", format, FileFormat)
+    format = settled(format, path)
     how, contents, parquet = ticket.how, ticket.contents, format == "parquet"
     columns = zip(how.column_keys or (), ticket.key_ids[1:], strict=True) if parquet else ()
     column_keys = tuple({"column": column, "key_id": key_id, "wrapped_dek": b""} for column, key_id in columns)
@@ -349,8 +349,8 @@ class NewDatasetFile(Unfinished):
             return
         try:
             self._before()
-            plain_length, file_length = self._writer.finish()
-            row = self._entry._replace(plain_length=plain_length, file_length=file_length)
+            plain_length, file_length, source_length = self._writer.finish()
+            row = with_lengths(self._entry, file_length, plain_length)._replace(source_length=source_length)
             self._receipt = Receipt(self.name, row, self.attempts)
         except BaseException:
             self._writer.abort()

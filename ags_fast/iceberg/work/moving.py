@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 
 from ags_fast.dataset.names import new_job_id
+from ags_fast.engines.base import Engine, checked
+from ags_fast.engines.local import LocalEngine, client_for
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.iceberg import rewriting
 from ags_fast.iceberg.commit import raw_metadata, table_io
@@ -23,8 +25,6 @@ from ags_fast.iceberg.reading import MANIFEST
 from ags_fast.iceberg.work.heads import Writer, commit, read_head
 from ags_fast.iceberg.work.plans import JOB_ID, Plan, begin_plan
 from ags_fast.iceberg.work.tasks import OLD_KEY, FileTask
-from ags_fast.jobs.engines.base import Engine, checked
-from ags_fast.jobs.engines.local import LocalEngine, client_for
 from ags_fast.jobs.results import JobResult, Row, describe
 from ags_fast.keys.metadata import StandardKeyMetadata
 

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 from ags_fast import opening, parquet, stream
 from ags_fast.dataset.rows import Row
+from ags_fast.engines.base import JobContext
 from ags_fast.errors import AgsError, FormatError, IntegrityError, KeyAccessError
 from ags_fast.iceberg.locations import ENCRYPTED, local_path
-from ags_fast.jobs.engines.base import JobContext
 from ags_fast.jobs.results import describe
 from ags_fast.keys.envelope import Envelope, binding
 from ags_fast.keys.kek import new_kek
@@ -94,7 +94,7 @@ class TableContext(StorageContext):
     def begin(
         cls, op: str, job_id: str, *, kms: KmsClient, wrapping_key_id: str, kek: KeyEntry | None = None, **fields: Any
     ) -> Self:
-        """Return the context of a job. `kms` is as `ags_fast.jobs.engines.local.client_for` returned it for the engine.
+        """Return the context of a job. `kms` is as `ags_fast.engines.local.client_for` returned it for the engine.
 
         `kek` is the KEK of the job that this one continues; None makes one, by one call of the KMS.
         """

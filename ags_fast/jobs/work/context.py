@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ags_fast.dataset.files.contents import Contents
 from ags_fast.dataset.files.stream import view
+from ags_fast.engines.base import JobContext
 from ags_fast.errors import AgsError, JobEndedError
+from ags_fast.files.source import Source
 from ags_fast.fs import NewFile
-from ags_fast.jobs.engines.base import JobContext
 from ags_fast.keys.kms import PROVIDERS
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Task(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of work."""
-        return self.entry.plain_length
+        return self.entry.nbytes
 
 
 class SourceChangedError(AgsError):
@@ -59,6 +60,16 @@ def encrypted_already(head: bytes) -> str | None:
     if head[:4] == b"AGS1" and len(head) >= 8 and 0 < block_size < 1 << 31:
         return f"it is an AGS1 stream with blocks of {block_size} bytes already"
     return None
+
+
+def ends(source: Any) -> tuple[bytes, bytes]:
+    """Return the first 8 and the last 4 bytes of a file; no last ones unless it can be a Parquet file."""
+    file = Source(source)
+    try:
+        head = bytes(file.read(0, min(8, file.size)))
+        return head, bytes(file.read(file.size - 4, file.size)) if head[:4] == b"PAR1" and file.size >= 12 else b""
+    finally:
+        file.close()
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -63,15 +63,16 @@ def _checksum(context: Context, entry: FileEntry, planned: bool = False) -> byte
 def run_file(context: Context, task: Task, attempt: int = 0) -> Row:
     """Run the task of one file. Its error goes into the row; only a fault of the worker is raised."""
     begun, checksum = time.monotonic(), None
-    try:
-        operation = _compare if context.op == "compare" else work_on(task.entry.format).OPERATIONS[context.op]
-        status, error_class, text, length, plain = operation(context, task, attempt)
-        if context.checksum:
-            checksum = _checksum(context, task.entry, planned=True).hex()
-        task = task._replace(entry=with_lengths(task.entry, length, plain))
-    except AlreadyEncryptedError as error:
-        status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
-    except Exception as error:
-        status, error_class, text = "failed", type(error).__name__, describe(error)
+    with context.counted(task.nbytes):
+        try:
+            operation = _compare if context.op == "compare" else work_on(task.entry.format).OPERATIONS[context.op]
+            status, error_class, text, length, plain = operation(context, task, attempt)
+            if context.checksum:
+                checksum = _checksum(context, task.entry, planned=True).hex()
+            task = task._replace(entry=with_lengths(task.entry, length, plain))
+        except AlreadyEncryptedError as error:
+            status, error_class, text = "skipped", "AlreadyEncryptedError", str(error)
+        except Exception as error:
+            status, error_class, text = "failed", type(error).__name__, describe(error)
     facts = {"error_class": error_class, "error": text, "seconds": time.monotonic() - begun, "checksum": checksum}
     return make_row(context, task, attempt, status, **facts)

@@ -13,10 +13,10 @@ import os
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.dataset.files.parquet import STRICT, closing, decrypt_to, parquet_keys, plain_length, sealed
+from ags_fast.dataset.files.contents import closing, settled
+from ags_fast.dataset.files.parquet import STRICT, decrypt_to, parquet_keys, plain_length, sealed
 from ags_fast.dataset.names import check_path
 from ags_fast.errors import FormatError, IntegrityError, PolicyError
-from ags_fast.files.source import Source
 from ags_fast.fs import NewObject
 from ags_fast.jobs.work.context import (
     WRITTEN_EARLIER,
@@ -24,6 +24,7 @@ from ags_fast.jobs.work.context import (
     Outcome,
     SourceChangedError,
     encrypted_already,
+    ends,
 )
 from ags_fast.jobs.work.rows import is_there
 from ags_fast.parquet import Keys, decrypt_file, encrypt_file, reencrypt_file, verify
@@ -63,18 +64,8 @@ class _Checked(NewObject):
         self._new.discard()
 
 
-def _ends(source: Any) -> tuple[bytes, bytes]:
-    """Return the first 8 and the last 4 bytes of a file."""
-    file = Source(source)
-    try:
-        return bytes(file.read(0, min(8, file.size))), bytes(file.read(max(0, file.size - 4), file.size))
-    finally:
-        file.close()
-
-
 def _is_parquet(source: Any) -> bool:
-    head, tail = _ends(source)
-    return head[:4] == tail == b"PAR1"
+    return settled("auto", "", ends(source)) == "parquet"
 
 
 def source_encrypted_already(source: Store, found: Entry) -> str | None:
@@ -87,7 +78,7 @@ def source_encrypted_already(source: Store, found: Entry) -> str | None:
 
 
 def _already(plain: Any) -> str | None:
-    if reason := encrypted_already(_ends(plain)[0]):
+    if reason := encrypted_already(ends(plain)[0]):
         return reason
     if not _is_parquet(plain):
         return None

@@ -20,8 +20,8 @@ def make_row(context: Context, task: Task, attempt: int = 0, status: str = "ok",
 
 def planned_row(src: str, dst: str | None, entry: FileEntry, status: str = "planned") -> Row:
     """Return the row of a file that is not done yet."""
-    row = Row(src, dst, status, plain_length=entry.plain_length, format=entry.format, key_id=entry.key_id or None)
-    return row._replace(file_length=entry.file_length or None, block_size=entry.block_size or None)
+    lengths = entry.plain_length, entry.file_length or None, entry.block_size or None
+    return Row(src, dst, status, None, None, *lengths, entry.format, entry.key_id or None, source_length=entry.nbytes)
 
 
 def failed_row(context: Context, task: Task, attempt: int, error_class: str, error: str) -> Row:
@@ -35,14 +35,10 @@ def is_there(path: str) -> str:
 
 
 def _names(context: Context, task: Task) -> tuple[str, str | None]:
-    """Return the names of the files that an operation reads and writes."""
-    entry, old, other = task.entry, task.old, context.other
-    inside = context.dataset.full_path(entry.file)
-    if old is not None:
-        return context.dataset.full_path(old.file), inside
-    if context.op == "verify":
-        return inside, None
-    assert other is not None
+    """Return what an operation reads and writes. A file of the dataset has its path there, whatever its object is."""
+    entry, other = task.entry, context.other
+    if other is None:
+        return entry.path, entry.path if task.old else None
     if context.op == "encrypt":
-        return other.full_path(entry.source), inside
-    return inside, other.full_path(entry.path)
+        return other.full_path(entry.source), entry.path
+    return entry.path, other.full_path(entry.path)

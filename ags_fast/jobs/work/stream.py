@@ -42,7 +42,7 @@ def _chunks(context: Context, file: AgsReader | ReadOnce, block_size: int) -> It
         buffer = _here.chunk = bytearray(size)
     chunk = memoryview(buffer)[:size]
     while got := file.readinto(chunk):
-        context.check_goes_on()
+        context.check_goes_on(got)
         yield chunk[:got]
 
 
@@ -141,7 +141,7 @@ def _is_finished(context: Context, entry: FileEntry, attempt: int) -> bool:
 def _check(context: Context, entry: FileEntry) -> None:
     if _small_plaintext(context, entry) is None:
         with context.reader(entry) as reader:
-            reader.verify(lambda _: context.check_goes_on())
+            reader.verify(context.check_goes_on)
 
 
 def _small_plaintext(context: Context, entry: FileEntry) -> bytes | None:

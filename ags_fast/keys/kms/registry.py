@@ -88,7 +88,7 @@ def load_kms(properties: Mapping[str, str]) -> KmsClient:
     return kind.with_properties(properties)
 
 
-def as_kms(kms: Kms) -> KmsClient:
+def as_kms(kms: Kms | None) -> KmsClient:
     """Return the client that an argument is, or that its properties describe.
 
     Raises:
@@ -103,7 +103,7 @@ def as_kms(kms: Kms) -> KmsClient:
             "kms is a mapping of properties, such as {'encryption.kms-type': 'local', ...}, or a client with the "
             f"methods wrap_key and unwrap_key, not {type(kms).__name__}"
         )
-    return client_class(type(kms))(kms)  # type: ignore[call-arg]  # a class for other objects takes one
+    return client_class(type(kms))(kms)  # type: ignore[call-arg, arg-type]  # a class for other objects takes one
 
 
 def shared_client(kms: Kms) -> KmsClient:

@@ -20,12 +20,8 @@ __all__ = ["AvroFile", "AvroFormat", "avro_schema"]
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 SYNC_NBYTES = 64 << 10  # of a block, before compression: 64,000 in Avro's Java library
 CODECS = {"uncompressed": "null", "none": "null", "zstd": "zstandard"}
-NEEDS = {
-    "null": (),
-    "deflate": (),
-    "snappy": ("cramjam",),
-    "zstandard": ("zstandard", "backports.zstd", "compression.zstd"),
-}
+NEEDS: dict[str, tuple[str, ...]] = {"null": (), "deflate": (), "snappy": ("cramjam",)}
+NEEDS |= {"zstandard": ("zstandard", "backports.zstd", "compression.zstd")}
 KINDS = {name: kind for name, (kind, _) in FLAT.items()}  # in the engine
 KINDS |= {"null": AVRO_NULL, "fixed": AVRO_DECIMAL, "array": AVRO_ITEMS, "map": AVRO_ITEMS, "record": AVRO_RECORD}
 PLAIN: dict[type[t.DataType], Any] = {
@@ -62,8 +58,6 @@ class AvroFormat:
             raise ValueError(f"the option codec is null, deflate, snappy or zstandard, not {codec!r}")
         if NEEDS[codec] and not any(map(_installed, NEEDS[codec])):
             raise ValueError(f"the codec {codec} needs a package: pip install {NEEDS[codec][0]}")
-        if "map<" in schema.simpleString() and int(pa.__version__.partition(".")[0]) < 20:  # the first with such dicts
-            raise lacks("a map in Avro", "pyarrow 20 or newer", "spark", f"{pa.__version__} is installed")
         self.codec = codec
         self.suffix = ".avro"
         self.schema = schema

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ags_fast.dataset.rows import Row
-    from ags_fast.jobs.engines.base import AnyTask, JobContext
+    from ags_fast.engines.base import AnyTask, JobContext
 
 HELD_NBYTES = 64 << 20  # of files that are in work at once; a larger file is in work alone
 LONG_NBYTES = 1 << 20  # of a file whose calls into C take longer than the Python between them

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ags_fast._threads import thread_count
+from ags_fast.engines.base import FILES_AT_ONCE, bins
+from ags_fast.engines.together import opening_cost, run_files, with_files_at_once, with_threads
 from ags_fast.fs import Store
-from ags_fast.jobs.engines.base import FILES_AT_ONCE, bins
-from ags_fast.jobs.engines.together import opening_cost, run_files, with_files_at_once, with_threads
 from ags_fast.keys.kms import Kms, KmsClient, as_kms, check_travels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ags_fast.dataset.access import Folder
-    from ags_fast.jobs.engines.base import AnyTask, Engine, JobContext
-    from ags_fast.jobs.results import Row
+    from ags_fast.dataset.rows import Row
+    from ags_fast.engines.base import AnyTask, Engine, JobContext
 
 
 TARGET_BYTES = 64 << 20  # work in one message to a worker: a small part of a second
 STARTS_NONE_BYTES = 20 * TARGET_BYTES  # a job of less work is done before worker processes would gain on threads
 
 
-def client_for(engine: Engine, kms: Kms, *folders: Folder) -> KmsClient:
+def client_for(engine: Engine, kms: Kms | None, *folders: Folder) -> KmsClient:
     """Return the KMS client of a job on these folders. TypeError if workers need its properties and it has none."""
     client = as_kms(kms)
     stores = [folder if isinstance(folder, Store) else Store(folder) for folder in folders]
@@ -79,7 +79,7 @@ class LocalEngine:
             for row in run_files(with_threads(context, tasks, cpus, self._files_at_once), tasks):
                 report([row])
             return
-        from ags_fast.jobs.engines.processes import run_in_processes  # most jobs need none
+        from ags_fast.engines.processes import run_in_processes  # most jobs need none
 
         processes = self._processes or cpus
         parts = bins(tasks, target_bytes=TARGET_BYTES, open_cost=opening_cost(context, open_cost), least=2 * processes)

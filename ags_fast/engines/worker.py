@@ -1,8 +1,8 @@
 """The program of a worker process.
 
 The caller writes a context and then messages to its standard input. The worker answers on its standard output: None
-when it is ready, then lists of rows, and an empty list after each message. With each list come the calls of the KMS
-since the last list, and what file systems lack.
+when it is ready, then lists of rows, and an empty list after each message; None while only parts of files are done.
+With each answer come the calls of the KMS and the bytes done since the last one, and what file systems lack.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from ags_fast.engines.records import SHOWN_ENV, show_records
+from ags_fast.engines.together import run_files
 from ags_fast.fs.lacking import gathered
-from ags_fast.jobs.engines.together import run_files
-from ags_fast.jobs.records import SHOWN_ENV, show_records
 from ags_fast.keys.kms import kms_calls
 
 if TYPE_CHECKING:
-    from ags_fast.jobs.results import Row
+    from ags_fast.dataset.rows import Row
 
 
 REPORT_SECONDS = 0.1
@@ -48,16 +49,25 @@ def _work(lacks: set[str]) -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.Thread(target=_end_with_caller, args=(incoming.fileno(),), daemon=True).start()
-    context = incoming.recv()
-    outgoing.send(None)
-    told = kms_calls()
+    told, done, sent, lock = kms_calls(), 0, time.monotonic(), threading.RLock()
 
-    def report(rows: list[Row]) -> None:
-        """Send rows, the calls of the KMS since the last report, and what file systems lack."""
-        nonlocal told
-        calls = kms_calls()
-        outgoing.send((rows, calls - told, lacks))
-        told = calls
+    def report(rows: list[Row] | None) -> None:
+        """Send rows, and what else there is since the last report."""
+        nonlocal told, done, sent
+        with lock:
+            calls = kms_calls()
+            outgoing.send((rows, calls - told, lacks, done))
+            told, done, sent = calls, 0, time.monotonic()
+
+    def moved(nbytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += nbytes
+            if time.monotonic() - sent > REPORT_SECONDS:
+                report(None)
+
+    context = replace(incoming.recv(), moved=moved)
+    outgoing.send(None)
 
     while True:
         try:

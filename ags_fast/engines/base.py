@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import heapq
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ags_fast.dataset.rows import Row
     from ags_fast.fs import Store
 
 
 FILES_AT_ONCE = 16
+
+
+class _Here(threading.local):
+    left = 0  # bytes of the file in work that are not counted yet
+
+
+_here = _Here()
 
 
 class AnyTask(Protocol):
@@ -41,6 +50,8 @@ class JobContext:
         isolate: Whether to run each file in a process of its own, because one of them kills its worker.
         files_at_once: How many files a worker has in work at once; None: the engine decides.
         large_at_once: How many of them may have more than 64 MiB; 1: such a file is in work alone.
+        moved: Gets bytes of files in work as they are done, in any thread: see `counted`. None: nobody counts them. It
+            is not pickled.
         stopped: Not empty when the tasks are to end before they are done, as after Ctrl-C: see `check_goes_on`.
     """
 
@@ -52,7 +63,11 @@ class JobContext:
     isolate: bool = field(default=False, kw_only=True)
     files_at_once: int | None = field(default=None, kw_only=True)
     large_at_once: int = field(default=1, kw_only=True)
+    moved: Callable[[int], None] | None = field(default=None, kw_only=True)
     stopped: list[bool] = field(default_factory=list, init=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "moved": None}
 
     @property
     def work(self) -> Runner:
@@ -78,10 +93,24 @@ class JobContext:
         """Return whether no task can end the process that runs it, whatever the bytes of its file are."""
         return False
 
-    def check_goes_on(self) -> None:
-        """Raise InterruptedError if the task is to end: to be called between two parts of a file."""
+    def check_goes_on(self, nbytes: int = 0) -> None:
+        """Raise InterruptedError if the task is to end: to be called between two parts of a file, of `nbytes` each."""
         if self.stopped:
             raise InterruptedError("the job has ended before this file was done")
+        if self.moved is not None and (part := min(nbytes, _here.left)):
+            _here.left -= part
+            self.moved(part)
+
+    @contextmanager
+    def counted(self, nbytes: int) -> Iterator[None]:
+        """Count the bytes of a file: its parts as they are done, the rest at the end. A thread works on one file."""
+        _here.left = nbytes
+        try:
+            yield
+        finally:
+            if self.moved is not None:
+                self.moved(_here.left)
+            _here.left = 0
 
 
 class Runner(Protocol):

@@ -15,15 +15,15 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ags_fast.engines.start import import_path, start_python
 from ags_fast.fs.lacking import note
-from ags_fast.jobs.engines.start import import_path, start_python
 from ags_fast.keys.kms import add_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ags_fast.jobs.engines.base import AnyTask, JobContext
-    from ags_fast.jobs.results import Row
+    from ags_fast.dataset.rows import Row
+    from ags_fast.engines.base import AnyTask, JobContext
 
     _Report = Callable[[list[Row]], None]
 
@@ -41,11 +41,12 @@ class Worker:
     """
 
     def __init__(self, path: list[str], context: JobContext) -> None:
-        self._process = start_python("from ags_fast.jobs.engines.worker import main; main()", path)
+        self._process = start_python("from ags_fast.engines.worker import main; main()", path)
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._process.stdin as stdin, self._process.stdout as stdout:
             self._tasks = Connection(os.dup(stdin.fileno()), readable=False)
             self.rows = Connection(os.dup(stdout.fileno()), writable=False)
+        self._moved = context.moved
         self._send(context)
 
     def _send(self, message: Any) -> None:
@@ -65,13 +66,18 @@ class Worker:
         return True
 
     def receive(self) -> list[Row] | None:
-        """Return the next rows; an empty list when all sent tasks are done; None if the process has died."""
+        """Return the next rows; an empty list when all sent tasks are done; None if only parts of files are.
+
+        EOFError: the process has died.
+        """
         try:
-            rows, calls, lacks = self.rows.recv()
-        except (EOFError, OSError):
-            return None
+            rows, calls, lacks, nbytes = self.rows.recv()
+        except OSError as error:
+            raise EOFError from error
         add_calls(calls)
         note(lacks)
+        if self._moved is not None:
+            self._moved(nbytes)
         return rows  # type: ignore[no-any-return]
 
     def how_it_died(self) -> str:
@@ -172,17 +178,23 @@ class _Run:
         worker.close()
 
     def _receive(self, worker: Worker) -> None:
-        """Take the rows of a worker. If the worker has died, its tasks are handed out again."""
+        """Take what a worker has sent."""
         message, done = self._busy[worker]
-        rows = worker.receive()
+        try:
+            rows = worker.receive()
+        except EOFError:
+            self._end(worker, message, done)
+            return
         if rows:
             self._busy[worker] = message, done + len(rows)
             self._report(rows)
-            return
-        del self._busy[worker]
-        if rows is not None:
+        elif rows is not None:
+            del self._busy[worker]
             self._idle.append(worker)
-            return
+
+    def _end(self, worker: Worker, message: _Message, done: int) -> None:
+        """Hand out again what a worker that has died has not done."""
+        del self._busy[worker]
         left, attempt, last = message.tasks[done:], message.attempt, message.last
         if len(left) == 1 and attempt >= last:
             how = f"its worker process was {worker.how_it_died()}"
