@@ -32,7 +32,7 @@ export AGS_FAST_WERROR := 1
 endif
 
 .NOTPARALLEL:
-.PHONY: help run quick test test-more test-long test-kernel test-pyiceberg nightly coverage bench lint docs man sanitize fuzz wheel wheels lock \
+.PHONY: help run quick test test-more test-long test-kernel test-pyiceberg nightly coverage bench lint docs sanitize fuzz wheel wheels lock \
 	clean java iceberg-java run-tools test-tools services servers more-servers
 
 help: ## this list
@@ -82,9 +82,6 @@ lint: $(VENV)/built $(WORKFLOWS)/done ## ruff, import-linter, mypy, stubs agains
 docs: $(DOCS)/done ## the site of the documentation in build/site, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -P -m mkdocs build --strict
 
-man: $(VENV)/built ## the manual pages in build/man/man1, made from the parsers; look at them by: man -M build/man ags-fast
-	$(VENV)/bin/ags-fast man build/man/man1
-
 sanitize: $(VENV)/built ## the C test programs under ASan, UBSan, TSan and MSan, of gcc and clang; secrets' traces
 	@.ci/tools gcc fuzzer valgrind
 	.ci/sanitize
@@ -113,7 +110,7 @@ run-tools:
 	@.ci/tools python cc java maven
 
 test-tools:
-	@.ci/tools python cc java $(if $(CI),,--optional) maven softhsm postgresql fuse
+	@.ci/tools python cc java $(if $(CI),,--optional) maven softhsm postgresql fuse shells
 
 java:
 	@.ci/tools java

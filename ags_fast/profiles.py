@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from ags_fast._secrets import check_no_secret
 
-__all__ = ["ADVICE", "COMMANDS", "CONFIG_ENV", "NO_PROFILE", "PROFILE_ENV", "Profile", "UnknownProfileError"]
-__all__ += ["config_path", "profile"]
+__all__ = ["ADVICE", "COMMANDS", "CONFIG_ENV", "DEFAULT", "NO_PROFILE", "PATHS", "PROFILE_ENV", "Profile"]
+__all__ += ["UnknownProfileError", "config_path", "profile", "reached"]
 
 CONFIG_ENV, PROFILE_ENV = "AGS_FAST_CONFIG", "AGS_FAST_PROFILE"
-SETTINGS = ("wrapping_key_id", "key_store", "storage_options")
+DEFAULT = "default"  # the profile that is used if none is named
+SETTINGS = ("wrapping_key_id", "kek_store", "storage_options")
 COMMANDS = (  # of ags-fast, those whose options may have other defaults
     *("encrypt", "decrypt", "verify", "rekey", "sweep", "maintain", "rm", "restore", "compact", "cat", "mount"),
     *("inspect", "cp", "ls", "log", "pin", "diff", "stat", "du"),
@@ -29,32 +30,22 @@ class UnknownProfileError(ValueError):
 
 
 class Profile(NamedTuple):
-    """What jobs take, under one name.
+    """What jobs take, under one name."""
 
-    Attributes:
-        name: The name; "" if no profile was chosen.
-        kms: The properties of the KMS, for ``kms=``.
-        wrapping_key_id: The master key of new datasets, or None.
-        key_store: Where KEKs are kept, or None for the dataset itself.
-        storage_options: Options for fsspec, or None.
-        commands: By command, such as "encrypt", other defaults for its options.
-        source: The file that has the profile.
-    """
-
-    name: str
-    kms: dict[str, str]
-    wrapping_key_id: str | None
-    key_store: str | None
-    storage_options: dict[str, Any] | None
-    commands: dict[str, dict[str, Any]]
-    source: str
+    name: str  # "" if no profile was chosen
+    kms: dict[str, str]  # the properties of the KMS, for ``kms=``
+    wrapping_key_id: str | None  # the master key of new datasets
+    key_store: str | None  # where KEKs are kept; None: in the dataset itself
+    storage_options: dict[str, Any] | None  # for fsspec
+    commands: dict[str, dict[str, Any]]  # by command, such as "encrypt", other defaults for its options
+    source: str  # the file that has the profile
 
 
 NO_PROFILE = Profile("", {}, None, None, None, {}, "")
 
 
 def config_path() -> str:
-    """Return the path of the configuration, which need not exist."""
+    """Return the path of the configuration, which need not exist: see docs/keys.md."""
     if named := os.environ.get(CONFIG_ENV):
         return os.path.abspath(named)
     base = os.environ.get("XDG_CONFIG_HOME", "")
@@ -64,37 +55,43 @@ def config_path() -> str:
 
 
 def profile(name: str | None = None) -> Profile:
-    """Return a profile of the configuration.
-
-    The configuration is the file that ``AGS_FAST_CONFIG`` names, else ``ags_fast/config.toml`` in ``XDG_CONFIG_HOME``
-    or ``~/.config``. Relative paths in KMS properties start at the configuration's folder.
+    """Return a profile of the configuration, the file that `config_path` returns. Its folder is where paths start.
 
     Args:
-        name: The profile's name; by default ``AGS_FAST_PROFILE``.
+        name: The name of the profile; by default ``AGS_FAST_PROFILE``, else "default".
 
     Raises:
         ValueError: There is no such profile (the message names those there are), the file is malformed, or a value
             looks like a key or a secret. The value is not in the message.
         FileNotFoundError: ``AGS_FAST_CONFIG`` names a file that is not there.
     """
-    name = name or os.environ.get(PROFILE_ENV)
-    if not name:
-        raise UnknownProfileError(f"name a profile, or set {PROFILE_ENV}")
-    path = config_path()
+    name, path = name or os.environ.get(PROFILE_ENV) or DEFAULT, config_path()
     profiles = _read(path).get("profiles", {})
     if not isinstance(profiles, dict) or not isinstance(profiles.get(name, {}), dict):
         raise ValueError(f"{path}: profiles are tables: [profiles.NAME]")
     if name not in profiles:
-        there = f"it has {', '.join(sorted(profiles))}" if profiles else "it has none"
+        there = f"the file has {', '.join(sorted(profiles))}" if profiles else "`ags-fast config init` writes one"
         raise UnknownProfileError(f"{path} has no profile {name!r}: {there}")
     return _checked(name, profiles[name], path)
 
 
-def _read(path: str) -> dict[str, Any]:
-    import tomllib
+def reached(given: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments that reach a dataset: without `kms`, those that are missing are of the default profile."""
+    if given.get("kms") is not None:
+        return given
+    try:
+        ours = profile()._asdict()
+    except UnknownProfileError as error:
+        raise ValueError(f"kms is not given, and {error}") from None
+    missing = [name for name in ("kms", "key_store", "storage_options") if given.get(name) is None]
+    return {**given, **{name: ours[name] for name in missing}}
 
+
+def _read(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
+            import tomllib
+
             return tomllib.load(file)
     except FileNotFoundError:
         if os.environ.get(CONFIG_ENV):
@@ -123,4 +120,5 @@ def _checked(name: str, table: dict[str, Any], path: str) -> Profile:
         else:
             is_path = setting.endswith(PATHS)
             kms[setting] = os.path.join(os.path.dirname(path), os.path.expanduser(value)) if is_path else value
-    return Profile(name, kms, **{one: table.get(one) for one in SETTINGS}, commands=commands, source=path)
+    key_id, key_store, storage = (table.get(one) for one in SETTINGS)
+    return Profile(name, kms, key_id, key_store, storage, commands, path)

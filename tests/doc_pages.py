@@ -42,9 +42,11 @@ def snippets(page: Path) -> list[Snippet]:
 class Reader:
     """Somebody who pastes a page's snippets: a folder, one shell, one Python."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shell: str = "bash") -> None:
         self.folder = folder
+        self.program = shell
         self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.config = folder.parent / f"{folder.name}.config"
         self.variables = folder.parent / f"{folder.name}.variables"
 
     def paste(self, snippet: Snippet) -> None:
@@ -64,10 +66,16 @@ class Reader:
     def shell(self, text: str) -> str:
         bin_first = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         before = f". {self.variables}; " if self.variables.exists() else ""
+        words = ["bash", "-c", f"set -euo pipefail; {before}set -a\n{text}\nexport -p > {self.variables}"]
+        if self.program == "zsh":
+            words = ["zsh", "-fc", *words[2:]]
+        elif self.program == "fish":  # which has no word for "end at the first line that fails"
+            ended = re.sub(r"(?<!\\)\n", "; or exit 1\n", text.rstrip("\n") + "\n")
+            words = ["fish", "--no-config", "-c", ended]
         result = subprocess.run(
-            ["bash", "-c", f"set -euo pipefail; {before}set -a\n{text}\nexport -p > {self.variables}"],
+            words,
             cwd=self.folder,
-            env={**python_env(), "PATH": bin_first, "COLUMNS": "120"},
+            env={**python_env(), "PATH": bin_first, "COLUMNS": "120", "XDG_CONFIG_HOME": str(self.config)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

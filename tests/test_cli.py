@@ -17,7 +17,6 @@ import pytest
 import ags_fast
 from ags_fast import cli
 from ags_fast.cli.codes import (
-    EXIT_FAILED,
     EXIT_INTEGRITY,
     EXIT_INTERRUPTED,
     EXIT_KEY_ACCESS,
@@ -45,7 +44,7 @@ def run(*args):
 
 def encrypted(*more):
     """Encrypt plain.bin; returns the length that a decryption needs."""
-    assert run("encrypt", "plain.bin", "--key-file", "key", "--block-size", "64K", "--force", *more) == 0
+    assert run("encrypt", "plain.bin", "--data-key-file", "key", "--block-size", "64K", "--overwrite", *more) == 0
     return ags_fast.encrypted_length(len(PLAIN), 1 << 16)
 
 
@@ -56,7 +55,7 @@ def test_round_trip(here, capsys):
     assert report.err == ""  # not a terminal: no bar
     with ags_fast.AgsReader("plain.bin.ags", KEY, length=length, aad_prefix=b"table/7") as reader:
         assert reader.read() == PLAIN
-    common = ("plain.bin.ags", "--key-file", "key", "--length", length)
+    common = ("plain.bin.ags", "--data-key-file", "key", "--length", length)
     assert run("verify", *common, "--aad-prefix-hex", b"table/7".hex()) == 0
     assert run("decrypt", *common, "--aad-prefix", "table/7", "-o", "back", "--threads", "2") == 0
     assert (here / "back").read_bytes() == PLAIN
@@ -67,13 +66,13 @@ def test_round_trip(here, capsys):
 
 def test_default_names_and_overwriting(here, capsys):
     length = encrypted()
-    common = ("plain.bin.ags", "--key-file", "key", "--length", length)
+    common = ("plain.bin.ags", "--data-key-file", "key", "--length", length)
     (here / "plain.bin").write_bytes(b"precious")
-    assert run("decrypt", *common) == EXIT_FAILED
+    assert run("decrypt", *common) == EXIT_USAGE
     assert (here / "plain.bin").read_bytes() == b"precious"
-    assert run("decrypt", *common, "--force") == 0
+    assert run("decrypt", *common, "--overwrite") == 0
     assert (here / "plain.bin").read_bytes() == PLAIN
-    assert run("encrypt", "plain.bin", "--key-file", "key") == EXIT_FAILED  # plain.bin.ags is there
+    assert run("encrypt", "plain.bin", "--data-key-file", "key") == EXIT_USAGE  # plain.bin.ags is there
     os.rename("plain.bin.ags", "other")
     assert run("decrypt", "other", *common[1:]) == EXIT_USAGE
     assert "-o" in capsys.readouterr().err
@@ -90,7 +89,7 @@ def test_json(here, capsys):
     with open("plain.bin.ags", "r+b") as file:
         file.seek(8 + 2 * (65536 + 28) + 50)
         file.write(b"\0\0\0\0")
-    assert run("verify", "plain.bin.ags", "--key-file", "key", "--untrusted-length", "--json") == EXIT_INTEGRITY
+    assert run("verify", "plain.bin.ags", "--data-key-file", "key", "--untrusted-length", "--json") == EXIT_INTEGRITY
     result = json.loads(capsys.readouterr().out)
     assert (result["error_class"], result["block_index"]) == ("IntegrityError", 2)
 
@@ -124,7 +123,7 @@ def test_integrity(here, damage):
     else:
         data += b"behind"
     (here / "plain.bin.ags").write_bytes(data)
-    common = ("plain.bin.ags", "--key-file", "key", "--length", length, *more)
+    common = ("plain.bin.ags", "--data-key-file", "key", "--length", length, *more)
     assert run("verify", *common) == EXIT_INTEGRITY
     before = sorted(os.listdir())
     expected = 0 if damage == "behind" else EXIT_INTEGRITY  # what is behind the length is nobody's
@@ -134,12 +133,12 @@ def test_integrity(here, damage):
 
 def test_usage():
     for args in (
-        ["stream", "decrypt", "f", "--key-file", "k"],  # no length, and no word that none is trusted
+        ["stream", "decrypt", "f", "--data-key-file", "k"],  # no length, and no word that none is trusted
         ["stream", "encrypt", "f"],  # no key
         ["stream", "encrypt", "f", "--key", "00" * 16],  # a key is never an argument
-        ["stream", "encrypt", "f", "--key-file", "k", "--block-size", "many"],
-        ["stream", "encrypt", "f", "--key-file", "k", "--threads", "0"],
-        [],
+        ["stream", "encrypt", "f", "--data-key-file", "k", "--block-size", "many"],
+        ["stream", "encrypt", "f", "--data-key-file", "k", "--threads", "0"],
+        ["--json"],
     ):
         with pytest.raises(SystemExit) as stopped:
             cli.main(args)
@@ -151,18 +150,18 @@ def test_keys(here, monkeypatch, capsys):
     verify = ("verify", "plain.bin.ags", "--length", length)
     for name, text in (("hex", KEY.hex() + "\n"), ("base64", base64.b64encode(KEY).decode())):
         (here / name).write_text(text)
-        assert run(*verify, "--key-file", name) == 0
+        assert run(*verify, "--data-key-file", name) == 0
         monkeypatch.setenv("AGS_TEST_KEY", text)
         assert run(*verify, "--key-env", "AGS_TEST_KEY") == 0
     assert "chmod 600" in capsys.readouterr().err
-    assert run(*verify, "--key-file", "absent") == EXIT_KEY_ACCESS
+    assert run(*verify, "--data-key-file", "absent") == EXIT_KEY_ACCESS
     assert run(*verify, "--key-env", "AGS_TEST_ABSENT") == EXIT_KEY_ACCESS
     (here / "short").write_bytes(KEY[:15])
-    assert run(*verify, "--key-file", "short") == EXIT_KEY_ACCESS
+    assert run(*verify, "--data-key-file", "short") == EXIT_KEY_ACCESS
     # 32 hexadecimal digits are a key of 16 bytes in hex, or one of 32 as they are, or one of 24 in base64.
     (here / "either").write_text(KEY[:16].hex())
-    assert run(*verify, "--key-file", "either") == EXIT_KEY_ACCESS
-    assert run(*verify, "--key-file", "either", "--key-format", "hex") == EXIT_INTEGRITY
+    assert run(*verify, "--data-key-file", "either") == EXIT_KEY_ACCESS
+    assert run(*verify, "--data-key-file", "either", "--key-format", "hex") == EXIT_INTEGRITY
     shown = capsys.readouterr()
     assert KEY[:16].hex() not in shown.out + shown.err
     assert KEY[:15].decode("latin1") not in shown.out + shown.err
@@ -195,17 +194,19 @@ def test_files_larger_than_memory(here):
         done = subprocess.run(command(*args), preexec_fn=limit, stderr=subprocess.PIPE, text=True)
         assert done.returncode == 0, done.stderr
 
-    small("encrypt", "large", "--key-file", "key")
+    small("encrypt", "large", "--data-key-file", "key")
     length = ags_fast.encrypted_length(size)
     assert os.path.getsize("large.ags") == length
-    small("verify", "large.ags", "--key-file", "key", "--length", length)
+    small("verify", "large.ags", "--data-key-file", "key", "--length", length)
 
 
 def test_interrupted(here):
     fifo_like = here / "slow"
     with open(fifo_like, "wb") as file:
         file.truncate(64 << 30)  # sparse: far more than can be encrypted before the signal
-    process = subprocess.Popen(command("encrypt", "slow", "--key-file", "key", "-o", "out"), stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command("encrypt", "slow", "--data-key-file", "key", "-o", "out"), stderr=subprocess.PIPE
+    )
     deadline = time.monotonic() + 30
     while not any(name.endswith(".agstmp") and os.path.getsize(name) for name in os.listdir()):
         assert time.monotonic() < deadline
@@ -222,7 +223,7 @@ def test_progress_on_a_terminal(here):
     primary, secondary = pty.openpty()
     termios.tcsetwinsize(secondary, (24, 80))
     process = subprocess.Popen(
-        command("verify", "plain.bin.ags", "--key-file", "key", "--length", length), stderr=secondary
+        command("verify", "plain.bin.ags", "--data-key-file", "key", "--length", length), stderr=secondary
     )
     os.close(secondary)
     shown = b""

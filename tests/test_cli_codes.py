@@ -24,9 +24,11 @@ from ags_fast.errors import (
     ConcurrentChangeError,
     FormatError,
     IntegrityError,
+    JobEndedError,
     KeyAccessError,
     KeyLimitError,
     PolicyError,
+    UnknownOutcomeError,
 )
 from ags_fast.keys import clear_cache
 from ags_fast.keys.kms import UnaccountedError
@@ -39,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("without_workers")
 
 KEYSTORE = ["--key-file", "key"]
 KMS = ["--keystore", "keystore", *KEYSTORE]
-KEY = ["--key-file", "stream.key"]
+KEY = ["--data-key-file", "stream.key"]
 FOOTER = ["--footer-key-file", "stream.key"]
 
 
@@ -91,18 +93,18 @@ def test_done(folder: Path) -> None:
         assert run(*command) == 0, command
 
 
-def test_failed(folder: Path) -> None:
-    assert run("stream", "encrypt", "src/x/a", "-o", "a.ags", *KEY) == 1  # it is there
-    assert run("parquet", "encrypt", "f.parquet", *FOOTER) == 1
-    assert run("keys", "init", "keystore", *KEYSTORE) == 1
+def test_what_is_there(folder: Path) -> None:
+    assert run("stream", "encrypt", "src/x/a", "-o", "a.ags", *KEY) == 2  # it is there
+    assert run("parquet", "encrypt", "f.parquet", *FOOTER) == 2
+    assert run("keys", "init", "keystore", *KEYSTORE) == 2
+    assert run("keys", "create", "keystore", "m", *KEYSTORE) == 2
     assert run("decrypt", "ds", "out", *KMS) == 0
-    assert run("decrypt", "ds", "out", *KMS) == 1
-    assert run("verify", "ds", "--min-version", "3", *KMS) == 1  # a policy's
+    assert run("decrypt", "ds", "out", *KMS) == 2
+    assert run("verify", "ds", "--min-version", "3", *KMS) == 3
 
 
 def test_usage(folder: Path) -> None:
     for command in (
-        [],
         ["nonsense"],
         ["stream", "verify", "a.ags", *KEY],
         ["stream", "decrypt", "src/b", "--length", "1", *KEY],
@@ -139,7 +141,7 @@ def test_nothing_is_not_green(folder: Path, capsys: pytest.CaptureFixture[str]) 
     for command in (["verify"], ["rekey"], ["rm"], ["keys", "audit", "--event", "dek-leaked"], ["decrypt"]):
         first, *more = command
         arguments = ["out"] if first == "decrypt" else []
-        pattern = ["tpyo/*"] if first == "rm" else ["--path", "tpyo/*"]
+        pattern = ["tpyo/*"] if first == "rm" else ["--include", "tpyo/*"]
         code = run(first, *more[:1], "ds", *arguments, *more[1:], *pattern, *KMS)
         assert code == 5, command
         assert "tpyo" in capsys.readouterr().err, command
@@ -180,11 +182,12 @@ def test_not_found(folder: Path) -> None:
         ["parquet", "inspect", "absent"],
         ["parquet", "verify", "f.enc.parquet", "absent", *FOOTER],
         ["encrypt", "absent", "new", "--wrapping-key-id", "m", *KMS],
-        *([command, "absent", *KMS] for command in ("verify", "ls", "rekey", "inspect")),
+        *([command, "absent", *KMS] for command in ("verify", "ls", "rekey")),
         ["inspect", "absent"],
         ["decrypt", "absent", "out", *KMS],
         ["cat", "ds", "absent", *KMS],
-        *(["keys", command, "absent", *KMS] for command in ("status", "rotate", "expire", "audit", "policy")),
+        *(["keys", command, "absent", *KMS] for command in ("status", "rotate", "audit", "policy")),
+        ["expire", "absent", "--yes", *KMS],
     ):
         assert run(*command) == 5, command
     assert not (folder / "new").exists()
@@ -207,7 +210,6 @@ def test_configuration(folder: Path, properties: list[str], capsys: pytest.Captu
         ["encrypt", "src", "new", "--wrapping-key-id", "m"],
         ["cat", "ds", "b"],
         ["ls", "ds"],
-        ["inspect", "ds"],
         ["sweep", "ds"],
         ["keys", "status", "ds"],
         ["keys", "rotate", "ds"],
@@ -263,11 +265,13 @@ def test_codes_of_errors() -> None:
 
     for error, code in (
         (AgsError(), 1),
-        (ConcurrentChangeError(), 1),
-        (PolicyError(), 1),
-        (FileExistsError(), 1),
-        (OSError(28, "full"), 1),
-        (TimeoutError(), 1),
+        (ConcurrentChangeError(), 7),
+        (JobEndedError(), 7),
+        (UnknownOutcomeError(), 7),
+        (PolicyError(), 3),
+        (FileExistsError(), 2),
+        (OSError(28, "full"), 5),
+        (TimeoutError(), 5),
         (IntegrityError(""), 3),
         (FormatError(), 3),
         (OwnError(""), 3),
@@ -284,3 +288,4 @@ def test_codes_of_errors() -> None:
     names: Callable[..., int] = lambda *classes: code_of_rows(classes)  # noqa: E731
     assert [names(), names("KeyAccessError"), names("KeyAccessError", "OSError")] == [0, 4, 1]
     assert [names("FileNotFoundError"), names("AnyError", None), names("OSError", "IntegrityError")] == [1, 1, 3]
+    assert [names("FileExistsError"), names("FileExistsError", "OSError"), names("ValueError")] == [2, 1, 1]

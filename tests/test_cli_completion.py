@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from cli_tree import tree_of
+
 from ags_fast import cli
 from ags_fast.cli.run import whole_parser
-from ags_fast.cli.tree import tree_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +63,7 @@ def test_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "ags-fast keys rotate rotate --what m": ["mek"],
         "ags-fast verify ": files,
         "ags-fast verify d": ["ds"],
-        "ags-fast stream decrypt --key-file a": ["a file"],
+        "ags-fast stream decrypt --data-key-file a": ["a file"],
         "ags-fast verify ds --key-file=a": ["a file"],
         "ags-fast verify --json d": ["ds"],
         "ags-fast cat ds ": [],  # a path in the dataset

@@ -78,7 +78,7 @@ def test_wrong_usage_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str
             cli.main(["ls", "ds", *json_too])
         assert end.value.code == 2
         out, err = capsys.readouterr()
-        assert err.startswith("ags-fast ls: error: say which KMS: --keystore PATH")
+        assert err.startswith("ags-fast ls: error: say which KMS: `ags-fast config init`")
         assert err.endswith(" See ags-fast ls --help\n")
         assert err.count("\n") == 1
         assert bool(json_too) == bool(out)
@@ -93,14 +93,14 @@ def test_round_trip(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ls", "ds", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
     assert [(file["path"], file["plain_length"]) for file in listed["files"]] == [("b", 7), ("x/a", 3_000_000)]
-    assert run("rekey", "ds", "--path", "x/*") == 0
+    assert run("rekey", "ds", "--include", "x/*") == 0
     assert run("verify", "ds", "--min-version", "3") == 0
     assert run("decrypt", "ds", "out") == 0
     assert (folder / "out" / "x" / "a").read_bytes() == pattern(3_000_000)
     capsys.readouterr()
-    assert run("decrypt", "ds", "out") == 1
+    assert run("decrypt", "ds", "out") == 2
     assert "overwrite" in capsys.readouterr().out
-    assert run("decrypt", "ds", "out", "--resume", "verify") == 0
+    assert run("decrypt", "ds", "out", "--resume=verify") == 0
     assert run("sweep", "ds") == 0
 
 
@@ -112,19 +112,16 @@ def test_cat_is_bytes(folder: Path) -> None:
     assert done.stderr == b""
 
 
-def test_inspect_with_and_without_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert encrypted("--single-wrap") == 0
     capsys.readouterr()
-    results = []
-    for more in ([], KMS):
-        assert cli.main(["inspect", "ds", "--json", *more]) == 0
-        results.append(json.loads(capsys.readouterr().out))
-    assert [result.pop("authenticated") for result in results] == [False, True]
-    assert results[0] == results[1]
-    assert [version["files"] for version in results[0]["versions"]] == [0, 2]
-    assert results[0]["keys"][0]["wrapping_key_id"] == "m"
+    assert cli.main(["inspect", "ds", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["authenticated"] is False
+    assert [(version["files"], version["follows"]) for version in found["versions"]] == [(0, None), (2, True)]
+    assert ("m", False) in [(one["wrapping_key_id"], one["double_wrap"]) for one in found["keys"]]
     assert cli.main(["inspect", "ds"]) == 0
-    assert "single wrap by m, active" in capsys.readouterr().out
+    assert re.search(r"single +m +active", capsys.readouterr().out)
 
 
 def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +132,7 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as usage:
         cli.main(["verify", "ds"])
     assert usage.value.code == 2
-    assert run("verify", "ds", "--min-version", "3") == 1
+    assert run("verify", "ds", "--min-version", "3") == 3
     assert "--min-version 3" in capsys.readouterr().err
     (path,) = (folder / "ds").glob("b.*.ags")
     path.write_bytes(flip(path.read_bytes(), 300))

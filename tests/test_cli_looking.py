@@ -164,7 +164,7 @@ def test_stat(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[
 
 def test_du(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, dataset, kms, "du", "--depth", "2", "--version", "2")
-    assert [(one["path"], one["files"], one["plain_length"]) for one in found["folders"]] == [
+    assert [(one["path"], one["files"], one["source_length"]) for one in found["folders"]] == [
         ("", 4, 3_013),
         ("2025", 2, 3_000),
         ("2025/x", 1, 2_000),

@@ -53,7 +53,7 @@ def test_quiet_commands_print_errors_only(run: Run, tmp_path: Path) -> None:
         ["decrypt", "ds", "out"],
         ["rekey", "ds"],
         ["keys", "rotate", "ds"],
-        ["keys", "expire", "ds", "--keep", "1", "--force"],
+        ["expire", "ds", "--yes", "--keep", "1", "--force"],
         ["rm", "ds", "b"],
         ["compact", "ds"],
         ["config", "check", "--wrapping-key-id", MASTER],

@@ -22,7 +22,7 @@ from support import flip, program, python_env, run_python
 
 from ags_fast import cli
 from ags_fast import parquet as apq
-from ags_fast.cli.codes import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.cli.codes import EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.parquet import FOOTER_KEY, Keys
 
 if TYPE_CHECKING:
@@ -104,19 +104,21 @@ def test_round_trip(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_is_overwritten_unless_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "flat.enc.parquet").write_bytes(b"precious")
-    assert run("encrypt", "flat.parquet", *FOOTER) == EXIT_FAILED
+    assert run("encrypt", "flat.parquet", *FOOTER) == EXIT_USAGE
     assert (here / "flat.enc.parquet").read_bytes() == b"precious"
-    assert run("encrypt", "flat.parquet", *FOOTER, "--force") == 0
-    assert run("decrypt", "flat.enc.parquet", *FOOTER) == EXIT_FAILED  # flat.parquet is there
+    assert run("encrypt", "flat.parquet", *FOOTER, "--overwrite") == 0
+    assert run("decrypt", "flat.enc.parquet", *FOOTER) == EXIT_USAGE  # flat.parquet is there
     data = (here / "flat.enc.parquet").read_bytes()
     in_place = ["flat.enc.parquet", *FOOTER, "--new-footer-key-file", "new", "-o", "flat.enc.parquet", "--same-size"]
-    assert run("reencrypt", *in_place) == EXIT_FAILED
+    assert run("reencrypt", *in_place) == EXIT_USAGE
     assert (here / "flat.enc.parquet").read_bytes() == data
-    assert run("reencrypt", *in_place, "--force") == 0
+    assert run("reencrypt", *in_place, "--overwrite") == 0
     assert len((here / "flat.enc.parquet").read_bytes()) == len(data)
     apq.verify("flat.enc.parquet", Keys(NEW))
     os.mkfifo("pipe")
-    assert run("decrypt", "flat.enc.parquet", "--footer-key-file", "new", "-o", "/dev/null", "--force") == EXIT_USAGE
+    assert (
+        run("decrypt", "flat.enc.parquet", "--footer-key-file", "new", "-o", "/dev/null", "--overwrite") == EXIT_USAGE
+    )
     assert "regular" in capsys.readouterr().err
 
 
@@ -140,12 +142,12 @@ def test_options_reach_the_file(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert kinds["text"] == ("column", "the text's key = k1")
     common = ["flat.enc.parquet", *FOOTER, "--column-key", "text=k1"]
     for operation in (["verify"], ["decrypt", "-o", "no"], ["reencrypt", "--new-footer-key-file", "new", "-o", "no"]):
-        assert run(*operation, *common, "--aad-prefix", "table/1") == EXIT_FAILED
+        assert run(*operation, *common, "--aad-prefix", "table/1") == EXIT_INTEGRITY
         said = capsys.readouterr().err  # type: ignore[assignment]
         assert "claims AES_GCM_CTR_V1" in said
         assert "--allow-ctr" in said
     common.append("--allow-ctr")
-    assert run("verify", *common) == EXIT_FAILED  # the prefix is not in the file
+    assert run("verify", *common) == EXIT_INTEGRITY  # the prefix is not in the file
     checked = answer(capsys, "verify", *common, "--aad-prefix", "table/1")
     rows_by_path = {column["path"]: column for column in checked["columns"]}
     assert rows_by_path["text"]["key_metadata"] == "the text's key = k1"
@@ -201,13 +203,13 @@ def test_v2_layouts_quirks_and_bloom_filters(here: Path, capsys: pytest.CaptureF
     options: dict[str, Any] = {"data_page_version": "2.0", "bloom_filter_options": {"id": {"ndv": 100}}}
     pq.write_table(flat(), "v2.parquet", **options)
     for layout in ("arrow", "parquet-java"):
-        result = answer(capsys, "encrypt", "v2.parquet", *FOOTER, "--v2-layout", layout, "--force")
+        result = answer(capsys, "encrypt", "v2.parquet", *FOOTER, "--v2-layout", layout, "--overwrite")
         assert ("except parquet-java will not read" in result["warnings"][0]) == (layout == "parquet-java")
-        answer(capsys, "decrypt", "v2.enc.parquet", *FOOTER, "-o", "back", "--force", "--quirk", "duckdb")
+        answer(capsys, "decrypt", "v2.enc.parquet", *FOOTER, "-o", "back", "--overwrite", "--quirk", "duckdb")
         assert rows("back") == rows("v2.parquet")
         java = layout == "parquet-java"
         strict = ["v2.enc.parquet", *FOOTER, "--no-unauthenticated-levels"]
-        for operation in (["verify"], ["decrypt", "-o", "no", "--force"]):
+        for operation in (["verify"], ["decrypt", "-o", "no", "--overwrite"]):
             assert run(*operation, *strict) == (EXIT_INTEGRITY if java else 0)
         capsys.readouterr()
         assert run("verify", "v2.enc.parquet", *FOOTER) == 0
@@ -215,7 +217,7 @@ def test_v2_layouts_quirks_and_bloom_filters(here: Path, capsys: pytest.CaptureF
         assert ("not of levels" in said) == ("have no tag" in said) == java
     modules = []
     for more in ([], ["--drop-bloom-filters"]):
-        result = answer(capsys, "encrypt", "v2.parquet", *FOOTER, "--force", *more)
+        result = answer(capsys, "encrypt", "v2.parquet", *FOOTER, "--overwrite", *more)
         modules.append(next(column["modules"] for column in result["columns"] if column["path"] == "id"))
     assert modules[0] == modules[1] + 2
 
@@ -273,9 +275,9 @@ def test_integrity(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sorted(os.listdir()) == before
     (here / "flat.enc.parquet").write_bytes(data)
     assert run("verify", "flat.enc.parquet", "--footer-key-file", "new") == EXIT_INTEGRITY
-    assert run("verify", "flat.enc.parquet", *KEYS, "--aad-prefix", "another") == EXIT_FAILED  # a policy's
+    assert run("verify", "flat.enc.parquet", *KEYS, "--aad-prefix", "another") == EXIT_INTEGRITY  # a policy's
     assert run("inspect", "kf") == EXIT_INTEGRITY  # no Parquet file
-    assert run("verify", "flat.parquet", *FOOTER) == EXIT_FAILED  # it is not encrypted at all
+    assert run("verify", "flat.parquet", *FOOTER) == EXIT_INTEGRITY  # it is not encrypted at all
     assert run("encrypt", "flat.enc.parquet", *FOOTER, "-o", "twice") != 0
 
 
@@ -294,7 +296,9 @@ def test_usage(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ["reencrypt", "flat.parquet", *FOOTER, "--new-footer-key-file", "new"],  # no output
         ["verify", "flat.parquet", *FOOTER, "--missing", "drop"],
         ["inspect", "flat.parquet", *FOOTER],  # needs none
-        [],
+        ["verify", "flat.parquet", "-", *FOOTER],  # is for one file
+        ["encrypt", "flat.parquet", "nested.parquet", *FOOTER, "-o", "-"],
+        ["encrypt", "-", *FOOTER, "-o", "."],  # has no name
     ):
         with pytest.raises(SystemExit) as stopped:
             run(*args)
@@ -363,7 +367,7 @@ def test_tables_fit_the_terminal(here: Path, capsys: pytest.CaptureFixture[str])
     name = "a_column_with_quite_a_long_name_as_people_have_them"
     pq.write_table(flat().rename_columns([name, *flat().schema.names[1:]]), "long.parquet")
     more = ["--column-key", f"{name}=k1", "--column-key-metadata", f"{name}={'key-of-that-' * 3}"]
-    common = ["long.parquet", *FOOTER, *more, "--force"]
+    common = ["long.parquet", *FOOTER, *more, "--overwrite"]
     code, lines = on_a_terminal(80, "encrypt", *common)
     assert code == 0
     assert any("encrypt: 100%" in line for line in lines)
@@ -391,7 +395,7 @@ def test_a_file_cannot_steer_the_terminal(here: Path, capsys: pytest.CaptureFixt
         assert run("inspect", "evil.parquet", "--json") == 0
         assert run("verify", "evil.enc.parquet", *FOOTER, "--column-key", f"{name}=k1") == 0
         assert run("verify", "evil.enc.parquet", *FOOTER) == EXIT_KEY_ACCESS
-        assert run("decrypt", "evil.enc.parquet", *FOOTER, "--missing", "drop", "-o", "back", "--force") == 0
+        assert run("decrypt", "evil.enc.parquet", *FOOTER, "--missing", "drop", "-o", "back", "--overwrite") == 0
     shown = capsys.readouterr()
     assert "evil" in shown.out
     assert not {char for char in shown.out + shown.err if char != "\n" and not char.isprintable()}

@@ -53,7 +53,7 @@ def test_a_job_keeps_its_pin(run: Any, tmp_path: Path) -> None:
     first = kept()
     assert first == f"{run('verify', 'ds')['pin']}\n"
     FILE.chmod(0o640)
-    jobs = "rekey ds", "encrypt src ds", "maintain ds", "keys rotate ds --force-expire", "keys expire ds --keep 1"
+    jobs = "rekey ds", "encrypt src ds", "maintain ds", "keys rotate ds --force-expire", "expire ds --keep 1 --yes"
     for words in (*jobs, "pin ds"):
         run(*words.split(), "--pin-file", str(FILE))
         assert kept() == f"{run('pin', 'ds')['pin']}\n", words

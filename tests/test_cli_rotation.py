@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from dataclasses import asdict
@@ -17,7 +18,7 @@ pytest.importorskip("pyarrow")
 from datasets import HERE, decrypted, read_tree, write_tree
 
 from ags_fast import cli, jobs
-from ags_fast.cli.codes import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.cli.codes import EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.cli.kms import kms_options
 from ags_fast.dataset.access import Access
 from ags_fast.keys import clear_cache, load_kms
@@ -79,33 +80,32 @@ def test_a_life_of_rotations(folder: Path, capsys: pytest.CaptureFixture[str]) -
     files = {name: data for name, data in read_tree(folder / "ds").items() if not name.startswith("_ags/")}
     new_version()
     told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek", "--dry-run")
-    assert "1 KEK to do" in told
+    assert re.search("KEKs +1 to do", told)
     assert "Next" not in told
     told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek")
-    assert "1 KEK done" in told
-    assert "wrapped again" in told
+    assert re.search("KEKs +1 done", told)
     assert "keys audit" in told
     told = text_of(capsys, "keys", "rotate", "ds", "--what", "mek")
-    assert "stays" in told
+    assert re.search("KEKs +1 stay", told)
     assert "current version" in told
-    done = json_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--grace", "3")
+    done = json_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--grace", "3d")
     assert (done["operation"], done["what"], done["version"], done["exit_code"]) == ("rotate", "kek", 4, 0)
     assert sorted(row["format"] for row in done["rows"]) == ["key", "table"]
     keys = json_of(capsys, "keys", "status", "ds")["keys"]
     assert [key["state"] for key in keys] == ["retired", "active"]
     assert 2.9 < (keys[0]["retires_ms"] - keys[1]["created_ms"]) / 86_400_000 < 3.1
-    told = text_of(capsys, "keys", "expire", "ds", "--keep", "1", "--older-than", "1")
+    told = text_of(capsys, "expire", "ds", "--yes", "--keep", "1", "--older-than", "1d")
     assert "version 3 needs it, and 2 more do" in told
     assert "removed" not in told
-    assert run("keys", "expire", "ds") == EXIT_USAGE
+    assert run("expire", "ds", "--yes") == EXIT_USAGE
     assert "keeps all versions: pass --keep 1 or a greater number" in capsys.readouterr().err
-    told = text_of(capsys, "keys", "expire", "ds", "--keep", "1")
-    assert "3 versions removed" in told
-    assert "1 table removed" in told
+    told = text_of(capsys, "expire", "ds", "--yes", "--keep", "1")
+    assert re.search("versions +3 removed", told)
+    assert re.search("tables +1 removed", told)
     assert "its grace is over in 3.0 days" in told
-    told = text_of(capsys, "keys", "expire", "ds", "--keep", "1", "--skip-grace")
-    assert "1 KEK removed" in told
-    assert "nothing to do" in text_of(capsys, "keys", "expire", "ds", "--keep", "1")
+    told = text_of(capsys, "expire", "ds", "--yes", "--keep", "1", "--skip-grace")
+    assert re.search("KEKs +1 removed", told)
+    assert "nothing to do" in text_of(capsys, "expire", "ds", "--yes", "--keep", "1")
     done = json_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--force-expire", "--wrapping-key-id", "hr")
     assert {row["format"] for row in done["expired"]["rows"]} == {"version", "table", "key"}
     assert "Next" not in text_of(capsys, "keys", "rotate", "ds", "--what", "kek", "--force-expire")
@@ -157,7 +157,7 @@ def test_single_wrap_and_what_is_said_of_it(folder: Path, capsys: pytest.Capture
     assert "3 data keys of the dataset's version 2" in told
     assert "7 unwrap, 4 wrap" in told  # the KEK of documents is wrapped again, too
     assert run("keys", "rotate", "ds", "--what", "kek", "--concurrency", "2") == 0
-    assert "1 table done" in text_of(capsys, "keys", "rotate", "ds", "--what", "double-wrap")
+    assert re.search("tables +1 done", text_of(capsys, "keys", "rotate", "ds", "--what", "double-wrap"))
     clear_cache()
     assert decrypted("ds", properties()) == TREE
 
@@ -192,7 +192,7 @@ def test_audit_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     told = text_of(capsys, "keys", "audit", "ds")
     assert "version 1: may be destroyed" in told
     assert "version 2: must stay" in told
-    found = json_of(capsys, "keys", "audit", "ds", "--event", "dek-leaked", "--path", "x/*")
+    found = json_of(capsys, "keys", "audit", "ds", "--event", "dek-leaked", "--include", "x/*")
     assert found["steps"][0]["written"]["files"] == 2
     for event in ("kek-leaked", "mek-leaked"):
         told = text_of(capsys, "keys", "audit", "ds", "--event", event)
@@ -212,32 +212,32 @@ def test_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "--kek-scope",
         "files:2",
         "--kek-lifetime",
-        "30",
+        "30d",
         "--keep",
         "1",
-        "--keep-days",
-        "9",
+        "--keep-within",
+        "9d",
     )
     assert "files:2" in told
     assert "the newest 1, and those younger than 9 days" in told
     assert json_of(capsys, "keys", "policy", "ds")["policy"] == asdict(jobs.Policy("files:2", 30, keep=1, keep_days=9))
-    assert json_of(capsys, "inspect", "ds")["versions"][-1]["operation"] == "policy"
+    assert json_of(capsys, "log", "ds")["versions"][0]["operation"] == "policy"
     (folder / "src" / "z").write_bytes(b"z")
     encrypted("--kek-scope", "day")  # and the rest of it stays
     changed = json_of(capsys, "keys", "policy", "ds")["policy"]
     assert changed == asdict(jobs.Policy("day", 30, keep=1, keep_days=9))
-    assert json_of(capsys, "keys", "policy", "ds", "--keep-days", "0")["policy"]["keep_days"] is None
+    assert json_of(capsys, "keys", "policy", "ds", "--keep-within", "0")["policy"]["keep_days"] is None
     assert json_of(capsys, "keys", "policy", "ds", "--keep", "all")["policy"]["keep"] is None
     assert "all versions" in text_of(capsys, "keys", "policy", "ds")
-    number = json_of(capsys, "inspect", "ds")["versions"][-1]["number"]
+    number = json_of(capsys, "log", "ds")["versions"][0]["number"]
     assert json_of(capsys, "keys", "policy", "ds")["expires"] == []
     found = json_of(capsys, "keys", "policy", "ds", "--keep", "1")
-    first = json_of(capsys, "inspect", "ds")["versions"][0]["number"]
+    first = json_of(capsys, "log", "ds")["versions"][-1]["number"]
     assert found["expires"] == [*range(first, number + 2)]
     assert f"expires versions {first}-{number + 1}" in text_of(capsys, "keys", "policy", "ds")
     number += 1
     assert run("keys", "policy", "ds", "--kek-scope", "moon") == EXIT_USAGE
-    assert json_of(capsys, "inspect", "ds")["versions"][-1]["number"] == number
+    assert json_of(capsys, "log", "ds")["versions"][0]["number"] == number
 
 
 def test_what_the_policy_keeps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,13 +245,13 @@ def test_what_the_policy_keeps(folder: Path, capsys: pytest.CaptureFixture[str])
     encrypted()
     assert run("rekey", "ds", "--quiet") == 0
     assert run("keys", "policy", "ds", "--keep", "2") == 0
-    told = text_of(capsys, "keys", "expire", "ds")
-    assert "1 version removed" in told
-    assert run("keys", "expire", "ds", "--keep", "1") == EXIT_FAILED
+    told = text_of(capsys, "expire", "ds", "--yes")
+    assert re.search("versions +1 removed", told)
+    assert run("expire", "ds", "--yes", "--keep", "1") == EXIT_INTEGRITY
     said = capsys.readouterr().err
     assert "keeps versions 2 and newer ones" in said
     assert "--force" in said
-    assert "1 version removed" in text_of(capsys, "keys", "expire", "ds", "--keep", "1", "--force")
+    assert re.search("versions +1 removed", text_of(capsys, "expire", "ds", "--yes", "--keep", "1", "--force"))
     clear_cache()
     assert decrypted("ds", properties()) == TREE
 
@@ -283,7 +283,8 @@ def test_upkeep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ["version" in json.loads(line) for line in lines.out.splitlines()] == [True, False, True]
     with pytest.raises(SystemExit, match="2"):
         run("maintain", "ds", "second", "--pin", done["pin"])
-    assert run("maintain", "ds", "--verify", "2") == EXIT_USAGE
+    with pytest.raises(SystemExit):
+        run("maintain", "ds", "--verify", "2")
     file = next(path for path in (folder / "ds" / "x").iterdir() if path.name.startswith("a."))
     file.write_bytes(bytes(len(file.read_bytes())))
     assert json_of(capsys, "maintain", "ds", "--verify", "1", code=EXIT_INTEGRITY)["failed"] == 1
@@ -293,7 +294,7 @@ def test_upkeep(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_key_store_elsewhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = ["--key-store", str(folder / "keys")]
+    place = ["--kek-store", str(folder / "keys")]
     encrypted(*place)
     assert run("ls", "ds") == EXIT_KEY_ACCESS
     assert "pass key_store=" in capsys.readouterr().err
@@ -303,7 +304,6 @@ def test_key_store_elsewhere(folder: Path, capsys: pytest.CaptureFixture[str]) -
         ["verify", "ds", "--quiet"],
         ["ls", "ds"],
         ["cat", "ds", "x/b"],
-        ["inspect", "ds"],
         ["sweep", "ds"],
     ):
         assert run(*command, *place) == 0, command
@@ -312,18 +312,14 @@ def test_key_store_elsewhere(folder: Path, capsys: pytest.CaptureFixture[str]) -
     capsys.readouterr()
     assert run("keys", "audit", "ds", "--event", "planned", *place) == 0
     assert shlex.join(place) in capsys.readouterr().out
-    for words in (["policy", "ds", "--keep", "2"], ["expire", "ds"], ["status", "ds"]):
-        assert run("keys", *words, *place) == 0
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["inspect", "ds", *place])
-    assert stopped.value.code == 2
+    for words in (["keys", "policy", "ds", "--keep", "2"], ["expire", "ds", "--yes"], ["keys", "status", "ds"]):
+        assert run(*words, *place) == 0
 
 
 def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encrypted()
     for words in (
         ["rotate", "ds", "--what", "dek"],
-        ["expire", "ds", "--keep", "0"],
         ["audit", "ds", "--event", "rain"],
         ["policy", "ds", "--keep", "none"],
         ["rotate", "ds", "--what", "mek", "--new-key-file", "key"],
@@ -337,7 +333,7 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert stopped.value.code == 2, words
     for code, words in (
         (EXIT_NOT_FOUND, ["status", "nowhere"]),
-        (EXIT_USAGE, ["audit", "ds", "--path", "x"]),
+        (EXIT_USAGE, ["audit", "ds", "--include", "x"]),
         (EXIT_KEY_ACCESS, ["rotate", "ds", "--what", "kek", "--wrapping-key-id", "nobody"]),
     ):
         before = read_tree(folder / "ds")
@@ -346,8 +342,9 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert read_tree(folder / "ds") == before
     clear_cache()
     assert cli.main(["keys", "disable", "keystore", "m", "--key-file", "key"]) == 0
-    for words in (["status"], ["audit"], ["expire", "--keep", "1"], ["rotate", "--what", "mek"], ["policy"]):
+    for words in (["status"], ["audit"], ["rotate", "--what", "mek"], ["policy"]):
         assert run("keys", words[0], "ds", *words[1:]) == EXIT_KEY_ACCESS, words
+    assert run("expire", "ds", "--keep", "1", "--yes") == EXIT_KEY_ACCESS
     assert cli.main(["keys", "enable", "keystore", "m", "--key-file", "key"]) == 0
     table = next((folder / "ds" / "_ags" / "tables").iterdir())
     data = bytearray(table.read_bytes())
@@ -364,24 +361,26 @@ def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert decrypted("ds", properties()) == TREE
 
 
-def test_the_commands_of_the_documentation(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_of_the_documentation(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the order in which docs/rotation.md has them, and what it says of a copy."""
     if not DOCS.exists():
         pytest.skip("there are no docs beside an installed package")
     text = DOCS.read_text()
     commands = [line for line in text.splitlines() if line.startswith("ags-fast ")]
     assert len(commands) > 20
-    assert {shlex.split(line)[2] for line in commands} >= {"rotate", "expire", "audit", "status"}
+    assert {word for line in commands for word in shlex.split(line)[1:3]} >= {"rotate", "expire", "audit", "status"}
     write_tree(folder / "orders", {"2026/a": b"a", "2025/b": b"b"})
-    assert cli.main(["keys", "init", "keystore.json", "--key-file", "keystore.key"]) == 0
-    assert cli.main(["keys", "create", "keystore.json", "sales", "--key-file", "keystore.key"]) == 0
-    options = "--keystore keystore.json --key-file keystore.key"
-    leaked = text.index("--force-expire $KMS")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    keystore = ["--keystore", "keystore.json", "--key-file", "keystore.key"]
+    assert cli.main(["config", "init", "local", *keystore, "--wrapping-key-id", "sales"]) == 0
+    leaked = text.index("--force-expire\n")
     for line in commands:
         if text.index(line) == text.rindex("\nags-fast", 0, leaked) + 1:
             shutil.copytree("orders.enc", "copy")
         clear_cache()
-        assert cli.main(shlex.split(line.replace("$KMS", options))[1:]) == 0, line
+        assert cli.main(shlex.split(line)[1:]) == 0, line
     capsys.readouterr()
     kms = properties("keystore.json", "keystore.key")
     clear_cache()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from datasets import encrypt, make_kms, object_of, read_tree, write_tree
 from support import flip
 
 from ags_fast import cli
+from ags_fast.cli import taking
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,8 +63,8 @@ def test_out(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     shell("cp", "ds:a", "ds:b/c", "folder")
     assert read_tree(tmp_path / "folder") == {"a": b"one", "c": b"two"}
-    assert "--force replaces" in shell("cp", "ds:b/c", "copy", code=1)["error"]
-    shell("cp", "ds:b/c", "copy", "--force")
+    assert "--overwrite replaces" in shell("cp", "ds:b/c", "copy", code=2)["error"]
+    shell("cp", "ds:b/c", "copy", "--overwrite")
     assert (tmp_path / "copy").read_bytes() == b"two"
 
 
@@ -71,8 +73,8 @@ def test_in(shell: Shell, tmp_path: Path) -> None:
     assert shell("cp", "local/x", "local/y", "ds:2026/")["version"] == 3
     assert shell.listed() == {"a": 3, "b/c": 3, "2026/x": 7, "2026/y": 3_000_000}
     assert shell("cp", "local/x", "ds:")["files"][0]["dst"] == "x"
-    assert "ds has 'a': --force replaces" in shell("cp", "local/x", "ds:a", code=1)["error"]
-    assert shell("cp", "local/x", "ds:a", "--force")["version"] == 5
+    assert "ds has 'a': --overwrite replaces" in shell("cp", "local/x", "ds:a", code=2)["error"]
+    assert shell("cp", "local/x", "ds:a", "--overwrite")["version"] == 5
     shell("cp", "ds:a", "new")
     shell("cp", "ds:a", "old", "--version", "2")
     assert (tmp_path / "new").read_bytes() == b"local x"
@@ -80,11 +82,80 @@ def test_in(shell: Shell, tmp_path: Path) -> None:
     assert shell("verify", "ds", "--quiet")["ok"] == 5
 
 
+def test_patterns(shell: Shell, tmp_path: Path) -> None:
+    """They match as in a shell: * is no slash, and a file of that very name comes first."""
+    for path in ("2026/01.csv", "2026/02.csv", "2026/old/03.csv", "2026/x.txt", "2025/01.csv", "2026/[ab].csv"):
+        shell("cp", "local/x", f"ds:{path}")
+
+    def taken(*patterns: str, options: tuple[str, ...] = ()) -> set[str]:
+        (out := tmp_path / "out").mkdir()
+        shell("cp", *options, *(f"ds:{pattern}" for pattern in patterns), "out")
+        found = set(read_tree(out))
+        shutil.rmtree(out)
+        return found
+
+    assert taken("2026/*.csv") == {"01.csv", "02.csv", "[ab].csv"}
+    assert taken("2026/0[2-9].csv", "2026/?.txt", "a") == {"02.csv", "x.txt", "a"}
+    assert taken("202?/old/*") == {"03.csv"}
+    assert taken("2026/[ab].csv") == {"[ab].csv"}
+    assert taken("202[56]", options=("-r",)) >= {"2025/01.csv", "2026/old/03.csv"}
+    assert "with -r" in shell("cp", "ds:2026/*", ".", code=2)["error"]  # one of them is a folder
+    assert "two of the sources" in shell("cp", "ds:*/01.csv", ".", code=2)["error"]
+    shell("cp", "ds:2026/x*", "one")
+    assert (tmp_path / "one").read_bytes() == b"local x"
+
+
+def test_folders(shell: Shell, tmp_path: Path) -> None:
+    """A folder that is there gets the source by its name; else the target is the copy."""
+    tree = read_tree(tmp_path / "local")
+    assert shell("cp", "-r", "local", "ds:new")["version"] == 3
+    shell("cp", "-r", "local", "ds:new")  # is there now
+    shell("cp", "-r", "local/", "src/a", "ds:two")
+    shell("cp", "-r", "local/.", "ds:dot/")
+    expected = {f"{folder}/{name}" for folder in ("new", "new/local", "two/local", "dot") for name in tree}
+    assert set(shell.listed()) == {"a", "b/c", "two/a"} | expected
+    shell("cp", "local/x", "ds:new/local", "--overwrite")
+    assert "new/local/x" in shell.listed()
+
+    shell("cp", "-r", "ds:two", "out/made")
+    assert set(read_tree(tmp_path / "out" / "made")) == {"a", "local/x", "local/y"}
+    shell("cp", "-r", "ds:two/", "ds:b/c", "out/made")
+    assert set(read_tree(tmp_path / "out" / "made" / "two")) == {"a", "local/x", "local/y"}
+    assert (tmp_path / "out" / "made" / "c").read_bytes() == b"two"
+    shell("cp", "-r", "ds:", "whole")
+    assert set(read_tree(tmp_path / "whole")) == set(shell.listed())
+    assert "with -r" in shell("cp", "ds:", "again", code=2)["error"]
+
+
+def test_what_a_folder_has_beside_files(shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "local" / "pipe")
+    (tmp_path / "local" / "out").symlink_to("../src")
+    (tmp_path / "local" / ".hidden").write_bytes(b"hidden")
+    capsys.readouterr()
+    assert cli.main(["cp", "-r", "local", "ds:new", "--quiet", *shell.options]) == 0
+    said = capsys.readouterr().err
+    assert "local/pipe is left out: a pipe" in said
+    assert "local/out is left out: a link that leads out" in said
+    assert {path for path in shell.listed() if path.startswith("new/")} == {"new/x", "new/y", "new/.hidden"}
+
+
+def test_more_files_than_are_open_at_once(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taking, "AT_ONCE", 3)
+    write_tree(tmp_path / "many", {f"{n}": b"%d" % n for n in range(8)})
+    shell("cp", "-r", "many", "ds:many")
+    sealed = object_of(tmp_path / "ds", shell.kms, "many/7")
+    sealed.write_bytes(flip(sealed.read_bytes(), 200))
+    shell("cp", "-r", "ds:many", "back", code=3)
+    assert read_tree(tmp_path / "back") == {f"{n}": b"%d" % n for n in range(6)}
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (("local/x", "local/none", "ds:new/"), 5, "local/none"),
-        (("local/x", "local", "ds:new/"), 1, "takes folders"),
+        (("local/x", "local", "ds:new/"), 2, "with -r"),
+        (("ds:a", "ds:b", "."), 2, "with -r"),
+        (("ds:*.no", "."), 5, "*.no"),
         (("ds:a", "ds:none", "."), 5, "none"),
         (("ds:a", "ds:b/c", "nowhere"), 5, "several files need a folder"),
         (("ds:a", "nowhere/x"), 5, "nowhere"),
@@ -121,7 +192,9 @@ def test_wrong_usage(shell: Shell) -> None:
     ):
         assert "DATASET:PATH" in shell.usage("cp", *words)
     assert "--version is for files that are copied out" in shell.usage("cp", "local/x", "ds:z", "--version", "1")
+    shell("cp", "local/x", "ds:x/a")
     assert "two of the sources" in shell("cp", "ds:a", "ds:x/a", ".", code=2)["error"]
+    assert "no name" in shell.usage("cp", "-", "ds:b/")
 
 
 def test_urls(shell: Shell, tmp_path: Path) -> None:

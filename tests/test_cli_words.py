@@ -14,6 +14,7 @@ pytest.importorskip("pyarrow")
 
 from ags_fast import AgsCodec, cli, jobs
 from ags_fast.cli.codes import ConfigurationError, message_of, named
+from ags_fast.cli.options import option
 from ags_fast.errors import IntegrityError, KeyAccessError, PolicyError
 from ags_fast.parquet import Keys
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("without_workers")
-ARGS = argparse.Namespace(file="src", overwrite=False, min_version=None, version=None, force=False)
+OPTIONS = {one.name: one for one in (option(f"--{name}") for name in ("overwrite", "min-version", "version", "force"))}
+ARGS = argparse.Namespace(file="src", overwrite=False, options=OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,10 @@ def test_arguments_become_options(text: str, said: str) -> None:
         (KeyAccessError("the KMS refused"), "the KMS refused"),
         (ConfigurationError("set vault.address"), "set vault.address"),
         (OSError(errno.ENOENT, "No such file", "/dst/x"), "No such file: '/dst/x'"),
-        (FileExistsError(errno.EEXIST, "File exists", "/dst/x"), "File exists: '/dst/x': --force replaces the file"),
+        (
+            FileExistsError(errno.EEXIST, "File exists", "/dst/x"),
+            "File exists: '/dst/x': --overwrite replaces the file",
+        ),
     ],
 )
 def test_the_path_is_the_one_that_is_wrong(error: Exception, said: str) -> None:
@@ -81,7 +86,7 @@ def test_commands(tree: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["encrypt", "src", "ds", *encrypt]) == 0
     capsys.readouterr()
     (tmp_path / "src/a").write_bytes(b"another")
-    assert cli.main(["encrypt", "src", "ds", *encrypt]) == 1
+    assert cli.main(["encrypt", "src", "ds", *encrypt]) == 2
     shown = capsys.readouterr()
     told = shown.out + shown.err
     assert "overwrite=True" not in told
@@ -90,10 +95,10 @@ def test_commands(tree: list[str], tmp_path: Path, capsys: pytest.CaptureFixture
     assert "min_version=7" not in said
     (tmp_path / "key").write_bytes(bytes(range(16)))
     (tmp_path / "key").chmod(0o600)
-    assert cli.main(["stream", "encrypt", "src/a", "--key-file", "key"]) == 0
+    assert cli.main(["stream", "encrypt", "src/a", "--data-key-file", "key"]) == 0
     capsys.readouterr()
-    code, said = said_by(capsys, "stream", "encrypt", "src/a", "--key-file", "key")
-    assert (code, said) == (1, f"File exists: '{tmp_path / 'src/a.ags'}': --force replaces the file")
+    code, said = said_by(capsys, "stream", "encrypt", "src/a", "--data-key-file", "key")
+    assert (code, said) == (2, f"File exists: '{tmp_path / 'src/a.ags'}': --overwrite replaces the file")
 
 
 def test_what_is_no_argument_at_all(tree: list[str], tmp_path: Path) -> None:
@@ -103,7 +108,7 @@ def test_what_is_no_argument_at_all(tree: list[str], tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"SparkEngine\(spark\).* not 'str'"):
         jobs.encrypt_files("src", "ds", kms=kms, wrapping_key_id=MASTER, engine=text)
     assert not (tmp_path / "ds").exists()
-    with pytest.raises(TypeError, match=r"encryption\.kms-type.* not NoneType"):
+    with pytest.raises(ValueError, match="kms is not given"):
         jobs.encrypt_files("src", "ds", kms=none, wrapping_key_id=MASTER)
     with pytest.raises(TypeError, match="the footer key is 16, 24 or 32 bytes, not 'str'"):
         Keys(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.cli.text import count, day, table, when, wrapped
+from ags_fast.page.words import cost_of, policy_lines, uses_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -12,29 +13,6 @@ if TYPE_CHECKING:
 SHOWN = 50  # rows of a table
 NUMBERS = ("version", "uses", "data keys", "tables", "files", "bytes")  # columns of tables
 VERDICTS = {True: "may be destroyed", False: "must stay", None: "unknown"}
-
-
-def uses_note(version: int | None) -> str:
-    """Return what the numbers of data keys and of uses mean, and why they differ."""
-    where = "the newest version" if version is None else f"version {version}"
-    return (
-        f"Data keys: those that the KEK wraps in {where}. Uses: what jobs have reserved, which also counts data keys "
-        "of other versions and of jobs that died, documents, and spares for second tries."
-    )
-
-
-def policy_lines(policy: dict[str, Any]) -> list[str]:
-    """Return a line for each rule of a policy."""
-    keep = "all versions" if policy["keep"] is None else f"the newest {policy['keep']}"
-    if policy["keep_days"] is not None:
-        keep += f", and those younger than {policy['keep_days']:g} days"
-    rows = [
-        ("KEK scope", policy["kek_scope"]),
-        ("KEK lifetime", f"{policy['kek_lifetime_days']:g} days"),
-        ("KEK uses", f"{policy['kek_uses']:,}"),
-        ("jobs keep", keep),
-    ]
-    return [f"{name:<12}  {value}" for name, value in rows]
 
 
 def expiry_line(numbers: Sequence[int]) -> str:
@@ -107,7 +85,7 @@ def _version_cells(version: dict[str, Any], now: int) -> tuple[str, ...]:
         version["operation"],
         when(version["time_ms"]),
         f"{version['files']:,}",
-        f"{version['plain_length']:,}",
+        f"{version['source_length']:,}",
         "" if expires is None else f"from {day(expires)}" if expires > now else "by the next job that commits",
     )
 
@@ -177,23 +155,8 @@ def _step_lines(event: str | None, steps: Sequence[dict[str, Any]]) -> list[str]
         if step["command"]:
             lines.append(f"       {step['command']}")
         if "kms_calls" in step:
-            calls = ", ".join(f"{number:,} {name}" for name, number in step["kms_calls"].items())
-            costs = [f"KMS calls: {calls or 'none'}"]
-            costs += [f"KEKs changed: {step['key_store']['keks']:,}"] if step["key_store"]["keks"] else []
-            costs += [f"{what}: {parts}" for what in ("written", "removed") if (parts := _amounts(step[what]))]
-            lines.append(f"       {'; '.join(costs)}")
+            lines.append(f"       {cost_of(step)}")
     return lines
-
-
-def _amounts(counts: dict[str, int]) -> str:
-    versions = counts.get("versions")
-    parts = [count(versions, "version")] if versions else []
-    parts += [
-        f"{count(number, thing)} of {counts[f'{thing}_bytes']:,} bytes"
-        for thing in ("table", "file")
-        if (number := counts[f"{thing}s"])
-    ]
-    return ", ".join(parts)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

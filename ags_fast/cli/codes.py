@@ -16,26 +16,44 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_CONFIGURATION = 1, 2, 3, 4, 5, 6
+EXIT_FAILED, EXIT_USAGE, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_CONFIGURATION, EXIT_ENDED = range(1, 8)
 EXIT_SIGNAL = 128  # and the number of the signal that interrupted the command
 EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
+CODE_TEXTS = {
+    "0": "done",
+    "1": "some files failed",
+    "2": "usage, or the output exists (--overwrite)",
+    "3": "integrity, format or policy, --pin and --min-version",
+    "4": "no access to a key",
+    "5": "not found, no permission, not reached, a source without files, or standard output takes nothing",
+    "6": "configuration, or a missing module",
+    "7": "another process was in the way or ended the job, or the outcome is unknown",
+    "130": "interrupted by Ctrl-C (129: SIGHUP, 143: SIGTERM)",
+}
 CODES = {
     "IntegrityError": EXIT_INTEGRITY,
     "FormatError": EXIT_INTEGRITY,
+    "PolicyError": EXIT_INTEGRITY,
     "KeyAccessError": EXIT_KEY_ACCESS,
     "KeyLimitError": EXIT_KEY_ACCESS,
     "UnaccountedError": EXIT_KEY_ACCESS,
-    "FileNotFoundError": EXIT_NOT_FOUND,
-    "NotADirectoryError": EXIT_NOT_FOUND,
-    "PermissionError": EXIT_NOT_FOUND,
+    "ConcurrentChangeError": EXIT_ENDED,
+    "UnknownOutcomeError": EXIT_ENDED,
     "ConfigurationError": EXIT_CONFIGURATION,
     "ImportError": EXIT_CONFIGURATION,
+    "FileExistsError": EXIT_USAGE,
+    "IsADirectoryError": EXIT_USAGE,
+    "UnsupportedChangeError": EXIT_USAGE,
+    "OSError": EXIT_NOT_FOUND,  # also a class that derives from ValueError, too
     "ValueError": EXIT_USAGE,
-    "OSError": EXIT_FAILED,  # also a class that derives from ValueError, too
 }
 
-# name=True, name=7: as Python has them. Parts of paths, such as year=2026/, are not.
-ARGUMENT = re.compile(r"(?<![^\s(])([a-z][a-z_]*)=(True|\d+)(?![^\s,:;.)])")
+# What a file may fail with, so that the command ends with that code.
+OF_FILES = {name for name, code in CODES.items() if code in (EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_ENDED)}
+OF_FILES.add("FileExistsError")
+
+# name=True, name=7, name='word': as Python has them. Parts of paths, such as year=2026/, are not.
+ARGUMENT = re.compile(r"(?<![^\s(])([a-z][a-z_]*)=(True|\d+|'[\w-]+')(?![^\s,:;.)])")
 
 
 class ConfigurationError(Exception):
@@ -53,8 +71,7 @@ def code_of(error: BaseException) -> int:
 
 def code_of_rows(classes: Iterable[str | None]) -> int:
     """The exit code for files that failed with errors of these classes."""
-    codes = {CODES.get(name or "", EXIT_FAILED) for name in classes}
-    return code_of_all(code if code in (EXIT_INTEGRITY, EXIT_KEY_ACCESS) else EXIT_FAILED for code in codes)
+    return code_of_all(CODES[name] if name in OF_FILES else EXIT_FAILED for name in set(classes))
 
 
 def code_of_all(codes: Iterable[int]) -> int:
@@ -69,8 +86,8 @@ def message_of(error: BaseException, args: argparse.Namespace) -> str:
     """Return an error's message for the user of a command."""
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, bytes)):
         text = f"{error.strerror}: {os.fsdecode(error.filename)!r}"
-        replaced = isinstance(error, FileExistsError) and hasattr(args, "force")
-        return f"{text}: --force replaces the file" if replaced else text
+        replaced = isinstance(error, FileExistsError) and hasattr(args, "overwrite")
+        return f"{text}: --overwrite replaces the file" if replaced else text
     return _in_shell(str(error), args)
 
 
@@ -98,8 +115,8 @@ def _names(text: str, path: str) -> bool:
 
 
 def _option(found: re.Match[str], args: argparse.Namespace) -> str:
-    name, value = found.groups()
-    if not hasattr(args, name):
+    name, value = found[1], found[2].strip("'")
+    if name not in args.options:
         return found[0]
-    flag = "--" + name.replace("_", "-")
+    flag = args.options[name].flags[-1]
     return flag if value == "True" else f"{flag} {value}"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
 import shtab
 
-from ags_fast.cli.commands import SHELL_COMMANDS
+from ags_fast.cli.commands import TEXTS
 from ags_fast.cli.options import Command, option
 from ags_fast.cli.terminal import tell
+from ags_fast.cli.text import brief
 
 FILES = {"DATASET", "DIR", "DST", "FILE", "KEYSTORE", "KEYSTORE|DATASET", "PATH", "SRC"}
 # Names of profiles, without a parser of TOML.
@@ -55,10 +55,10 @@ def _completion(args: argparse.Namespace) -> dict[str, Any]:
 def _mark(parser: argparse.ArgumentParser) -> None:
     """Tell shtab which arguments are files and profiles, and let it show the first part of each help."""
     for action in parser._actions:  # noqa: SLF001 (argparse has no public list of what was added)
-        action.help = _brief(action.help or "")
+        action.help = brief(action.help or "")
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             for choice in action._choices_actions:  # noqa: SLF001
-                choice.help = _brief(choice.help or "")
+                choice.help = brief(choice.help or "")
             for below in action.choices.values():
                 _mark(below)
         elif "--profile" in action.option_strings:
@@ -67,16 +67,12 @@ def _mark(parser: argparse.ArgumentParser) -> None:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
-def _brief(text: str) -> str:
-    return re.split(r"[;.]\s|: see ", text, maxsplit=1)[0].rstrip(".")
-
-
 COMMANDS = (
     Command(
         "completion",
         _completion,
         (option("file", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),),
-        SHELL_COMMANDS["completion"],
+        TEXTS["completion"],
         {"json": False},
     ),
 )

@@ -1,47 +1,96 @@
-"""What commands about one file share: keys from files and the environment, prefixes, modes, a progress bar."""
+"""What commands about one file share: where bytes come from and go to, keys, prefixes, a progress bar."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import errno
+import io
 import os
 import re
 import stat
+import sys
 import time
 from typing import TYPE_CHECKING, Literal
 
 from ags_fast.ags1 import KeyBytes
+from ags_fast.cli.codes import OutputClosedError
+from ags_fast.cli.places import STANDARD
 from ags_fast.cli.terminal import warn
 from ags_fast.errors import KeyAccessError
+from ags_fast.fs import NewFile, NewObject, file_at, local_path
 
 if TYPE_CHECKING:
     import argparse
 
 
-def kept_mode(args: argparse.Namespace, path: str) -> int | None:
-    """The permission bits for an output: its input's within the umask; 0600 if the input is not a regular file.
+def standard_input(args: argparse.Namespace) -> io.FileIO:
+    """Open standard input for bytes; a usage error if it is a terminal."""
+    if sys.stdin is None:  # it was closed when Python began
+        raise OSError("standard input is closed")
+    if os.isatty(0):
+        args.usage("standard input is a terminal: redirect it, as by `< FILE`, or name the file")
+    return io.FileIO(0, closefd=False)
 
-    None with --no-preserve.
+
+class StandardOutput(NewObject):
+    """Standard output, for bytes. whole: nothing is written before all is there. OutputClosedError if it is closed."""
+
+    path = STANDARD
+
+    def __init__(self, *, whole: bool = False) -> None:
+        super().__init__()
+        self._held = bytearray() if whole else None
+
+    def _write(self, view: memoryview) -> None:
+        if self._held is not None:
+            self._held += view
+            return
+        try:
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            while view:  # with PYTHONUNBUFFERED a write may take less than all
+                view = view[sys.stdout.buffer.write(view) :]
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            raise OutputClosedError from error
+
+    def _publish(self) -> None:
+        held, self._held = self._held, None
+        self._write(memoryview(held or b""))
+
+    def _discard(self) -> None:
+        self._held = None
+
+
+def new_output(
+    args: argparse.Namespace, output: str, *, private: bool = False, whole: bool = False
+) -> NewFile | NewObject:
+    """Begin the output of a command: a path, a URL, or standard output if that is no terminal.
+
+    private: It is plaintext, which appears only when all of it is checked. whole: see `StandardOutput`.
     """
-    if not args.preserve:
-        return None
+    if output == STANDARD:
+        if sys.stdout is not None and sys.stdout.isatty():
+            args.usage("standard output is a terminal: redirect it, as by `> FILE`, or name the output with -o FILE")
+        return StandardOutput(whole=whole)
+    path = local_path(output)
+    if path is None:
+        store, name = file_at(output)
+        return store.begin(name, exclusive=not args.overwrite, private=private, fsync=args.fsync)
+    if private and os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):  # to open it may block
+        raise ValueError(f"{path} is not a regular file: it would show plaintext before all of it is checked")
+    mode = _kept_mode(args.file) if args.preserve else None
+    return NewFile(path, exclusive=not args.overwrite, private=private, fsync=args.fsync, mode=mode)
+
+
+def _kept_mode(source: str) -> int:
+    """Return the permission bits of a source within the umask; 0600 if the source is not a regular file."""
     umask = os.umask(0o077)
     os.umask(umask)
-    try:
-        info = os.stat(path)
-    except FileNotFoundError:  # a URL
-        return 0o600 & ~umask
-    return (info.st_mode & 0o777 if stat.S_ISREG(info.st_mode) else 0o600) & ~umask
-
-
-def check_plain_output(path: str) -> None:
-    """Raise ValueError for a pipe or a device, before it is opened, which may block."""
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ValueError(f"{path} is not a regular file: it would show plaintext before all of it is checked")
+    path = local_path(source)
+    info = None if path is None else os.stat(0 if path == STANDARD else path)
+    return (info.st_mode & 0o777 if info is not None and stat.S_ISREG(info.st_mode) else 0o600) & ~umask
 
 
 def read_key(path: str | None, variable: str | None, key_format: str) -> bytes:
@@ -52,6 +101,8 @@ def read_key(path: str | None, variable: str | None, key_format: str) -> bytes:
             raise KeyAccessError(f"the environment variable {variable} is not set")
         return _parse_key(os.fsencode(text), key_format, f"the environment variable {variable}")
     assert path is not None
+    if path == STANDARD:
+        raise ValueError("a key is not read from standard input: name a file, or take the option for the environment")
     try:
         with open(path, "rb") as file:
             data = file.read(1024)
@@ -76,7 +127,7 @@ def _parse_key(data: bytes, key_format: str, origin: str) -> bytes:
         readings["raw"] = data
     if key_format in ("auto", "hex") and re.fullmatch(rb"[0-9A-Fa-f]*", text) and len(text) % 2 == 0:
         readings["hex"] = bytes.fromhex(text.decode())
-    if key_format in ("auto", "base64"):
+    if key_format == "base64" or (key_format == "auto" and "hex" not in readings):  # no random base64 looks like hex
         try:
             readings["base64"] = base64.b64decode(text, validate=True)
         except binascii.Error:
@@ -121,7 +172,7 @@ class Progress:
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is None:
-            self.bar.update(self.total - self.bar.n)  # the counted bytes may end before the file does
+            self.bar.update(max(0, self.total - self.bar.n))  # the counted bytes may end before the file does
         self.bar.close()
 
     def update(self, nbytes: int) -> None:

@@ -1,4 +1,4 @@
-"""``ags-fast iceberg verify|rotate|rekey|expire|encrypt|seal|pin|maintain|files``: encrypted Iceberg tables."""
+"""``ags-fast iceberg``: encrypted Iceberg tables."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import lacks
 from ags_fast.cli.codes import ConfigurationError, code_of_all
-from ags_fast.cli.job import ENGINE, MAINTAIN, engine, result
+from ags_fast.cli.job import ENGINE, MAINTAIN, confirmed, engine, result
 from ags_fast.cli.kms import checked, kms_group, kms_properties
 from ags_fast.cli.options import (
     DRY_RUN,
     JSON,
+    YES,
     Command,
     FilledPairs,
     OneOf,
-    days,
+    duration,
     option,
     positive,
     switch,
     values,
 )
 from ags_fast.cli.pins import PIN
+from ags_fast.cli.results import job_text
 from ags_fast.cli.terminal import warn
-from ags_fast.cli.text import count, fields, flat, table, wrapped
+from ags_fast.cli.text import fields, flat, table, when
 from ags_fast.errors import ConcurrentChangeError
 from ags_fast.seals.pins import parse
 
@@ -32,11 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
     from ags_fast.jobs.results import JobResult
 
-SHOWN = 50  # rows, for people
 LOCATIONS = (".metadata.json", ".metadata.json.gz")
 
 
@@ -98,11 +100,14 @@ def _table(args: argparse.Namespace, *, reads: bool = False) -> Table:
                 library.check_pin(loaded, pin)
             return loaded  # type: ignore[no-any-return]
         pins = {} if pin is None or args.operation == "seal" else {args.file: pin}  # seal compares an older state
-        try:
-            catalog = library.load_catalog(args.catalog, kms=properties or None, pins=pins, **args.property)
-        except (ValueError, ImportError) as error:
-            raise ConfigurationError(f"the catalog cannot be loaded: {error}") from None
-        return catalog.load_table(args.file)  # type: ignore[no-any-return]
+        return _catalog(args, properties, pins).load_table(args.file)
+
+
+def _catalog(args: argparse.Namespace, properties: dict[str, str], pins: dict[str, str]) -> Catalog:
+    try:
+        return _library().load_catalog(args.catalog, kms=properties or None, pins=pins, **args.property)  # type: ignore[no-any-return]
+    except (ValueError, ImportError) as error:
+        raise ConfigurationError(f"the catalog cannot be loaded: {error}") from None
 
 
 def _run(args: argparse.Namespace, name: str, loaded: Table, **options: Any) -> dict[str, Any]:
@@ -141,7 +146,8 @@ def _rekey(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _expire(args: argparse.Namespace) -> dict[str, Any]:
-    return _run(args, "expire", _table(args), engine=engine(args), **values(args, EXPIRE))
+    loaded = _table(args)
+    return confirmed(args, lambda **how: _run(args, "expire", loaded, engine=engine(args), **how), EXPIRE)
 
 
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
@@ -165,6 +171,38 @@ def _pin(args: argparse.Namespace) -> dict[str, Any]:
     if not pin.startswith("ags1."):
         warn(f"{args.file} has no seal: its pin shows accidents only. `ags-fast iceberg seal {args.file}` seals it")
     return {"table": args.file, "pin": pin}
+
+
+def _list(args: argparse.Namespace) -> dict[str, Any]:
+    properties = checked(kms_properties(args))
+    _library()
+    with _explained():
+        catalog = _catalog(args, properties, {})
+        spaces = [tuple(args.file.split("."))] if args.file else catalog.list_namespaces()
+        found = sorted(".".join(name) for space in spaces for name in catalog.list_tables(space))
+    return {"catalog": catalog.name, "tables": found}
+
+
+def _describe(args: argparse.Namespace) -> dict[str, Any]:
+    with _library().inspecting():
+        loaded = _table(args, reads=True)
+    metadata, current, properties = loaded.metadata, loaded.current_snapshot(), loaded.properties
+    with _explained():
+        pin = _library().pin(loaded)
+    return {
+        "table": args.file,
+        "metadata_location": loaded.metadata_location,
+        "uuid": str(metadata.table_uuid),
+        "format_version": metadata.format_version,
+        "wrapping_key_id": properties.get("encryption.key-id"),
+        "data_key_length": int(properties.get("encryption.data-key-length", 16)),
+        "sealed": pin.startswith("ags1."),
+        "pin": pin,
+        "snapshots": len(metadata.snapshots),
+        "current_snapshot": current and current.snapshot_id,
+        "last_updated_ms": metadata.last_updated_ms,
+        "columns": [{"name": one.name, "type": str(one.field_type)} for one in loaded.schema().fields],
+    }
 
 
 def _files(args: argparse.Namespace) -> dict[str, Any]:
@@ -192,6 +230,10 @@ def iceberg_text(found: dict[str, Any]) -> str:
     plain = flat(found)
     plain.pop("exit_code", None)
     lines = fields(plain)
+    if "columns" in found:
+        plain["last_updated_ms"] = f"{when(plain['last_updated_ms'])} UTC"
+        columns = [(one["name"], one["type"]) for one in found["columns"]]
+        return "\n".join([*fields(plain), "", *table(("column", "type"), columns, (False, False))])
     if "files" in found:
         rows = [
             (
@@ -205,28 +247,13 @@ def iceberg_text(found: dict[str, Any]) -> str:
         ]
         lines += ["", *table(("bytes", "rows", "kind", "format", "path"), rows, (True, True, False, False, False))]
         return "\n".join(lines)
-    done = found.get("rows", ())
-    if found["operation"] == "seal":
-        seen = [(row["error_class"], row["src"]) for row in done if row["status"] == "skipped"]
-        lines += ["", *table(("change", "of"), seen, (False, False))] if seen else []  # all: what the command is for
-        done = [row for row in done if row["status"] == "failed"]
-        lines += ["", "Nothing was sealed: these files are not intact."] if done else []
-    lines += _row_lines([row for row in done if found["operation"] != "verify" or row["status"] != "ok"])
-    if expired := found.get("expired"):
-        lines += ["", "Then expired:", *_row_lines(expired["rows"])]
-    return "\n".join(lines)
-
-
-def _row_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    shown = rows[:SHOWN]
-    if shown:
-        cells = [(row["status"], row["format"] or "", row["src"]) for row in shown]
-        yield from ("", *table(("status", "kind", "name"), cells, (False, False, False)))
-    if len(rows) > SHOWN:
-        yield f"and {count(len(rows) - SHOWN, 'more row')}: --json shows all"
-    for row in shown:
-        if row["error_class"]:
-            yield from ("", *wrapped(f"{row['src']}: {row['error_class']}: {row['error']}", 2))
+    if found["operation"] != "seal":
+        return job_text(found)
+    seen = [(row["error_class"], row["src"]) for row in found["rows"] if row["status"] == "skipped"]
+    lines += ["", *table(("change", "of"), seen, (False, False))] if seen else []  # all: what the command is for
+    failed = [row for row in found["rows"] if row["status"] == "failed"]
+    lines += ["", "Nothing was sealed: these files are not intact."] if failed else []
+    return "\n".join([*lines, *(f"{row['src']}: {row['error_class']}: {row['error']}" for row in failed)])
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -276,7 +303,7 @@ REKEY = (
 )
 EXPIRE = (
     option("--keep", type=positive, default=1, metavar="N", help="how many snapshots of each branch stay; default 1"),
-    option("--older-than", type=days, metavar="DAYS", help="only snapshots and metadata files that are older"),
+    option("--older-than", type=duration, metavar="TIME", help="remove only what is older than this, such as 30d"),
     DRY_RUN.but(help="show what would be removed, and change nothing"),
 )
 ENCRYPT = (
@@ -337,7 +364,7 @@ COMMANDS = (
     Command(
         "expire",
         _expire,
-        (*PINNED, *ENGINE, *EXPIRE),
+        (*PINNED, *ENGINE, *EXPIRE, YES),
         "Remove old snapshots of TABLE, and then the keys and files that only they needed. This is final.",
     ),
     Command(
@@ -367,6 +394,17 @@ COMMANDS = (
         "Print the pin of TABLE, to keep where nobody who writes to the table can write.",
         {"text": lambda found: found["pin"]},
     ),
+    Command(
+        "list",
+        _list,
+        (
+            CATALOGED[0].but(nargs="?", metavar="NAMESPACE", help="only the tables of this namespace"),
+            *CATALOGED[1:],
+        ),
+        "List the tables of a catalog.",
+        {"text": lambda found: "\n".join(found["tables"]), "file": ""},
+    ),
+    Command("describe", _describe, READ, "Show the keys, the seal, the snapshots and the columns of TABLE."),
     Command(
         "files",
         _files,

@@ -9,13 +9,16 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._extras import require
-from ags_fast.cli.codes import ConfigurationError, code_of_rows
+from ags_fast.cli import places
+from ags_fast.cli.codes import EXIT_USAGE, ConfigurationError, code_of_rows
 from ags_fast.cli.kms import kms, kms_group
-from ags_fast.cli.options import DRY_RUN, JSON, OneOf, option
+from ags_fast.cli.options import DRY_RUN, JSON, OneOf, Option, option, share, values
 from ags_fast.cli.pins import PIN
-from ags_fast.cli.terminal import interrupts, warn
+from ags_fast.cli.terminal import complain, escaped, interrupts, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from ags_fast.dataset.snapshot import Snapshot
     from ags_fast.jobs.results import JobResult
 
@@ -23,11 +26,16 @@ CONNECT_PORT = 15002
 REACH_SECONDS = 20.0
 
 KNOWN = (
-    option("--key-store", metavar="URL", help="the folder or database with the dataset's KEKs; default: the dataset"),
+    option(
+        "--kek-store",
+        metavar="URL",
+        dest="key_store",
+        help="the folder or database with the KEKs of the dataset; default: the dataset itself",
+    ),
     PIN,
-    option("--min-version", type=int, metavar="N", help="refuse a dataset whose newest version is older than N"),
+    option("--min-version", type=int, metavar="N", help="refuse a dataset whose newest version is older"),
 )
-DATASET = (option("file", metavar="DATASET", help="the folder or URL of the dataset"), kms_group(), *KNOWN, JSON)
+DATASET = (places.DATASET, kms_group(), *KNOWN, JSON)
 ENGINE = (
     option("--engine", choices=("local", "spark"), default="local", help="default: local processes"),
     OneOf(
@@ -40,7 +48,7 @@ ENGINE = (
     ),
 )
 MAINTAIN = (
-    option("--verify", type=float, metavar="SHARE", default=0.0, help="the share of the files to verify, 0 to 1"),
+    option("--verify", type=share, metavar="SHARE", default=0.0, help="verify a share of the files, such as 5%%"),
     DRY_RUN,
 )
 
@@ -67,7 +75,7 @@ def engine(args: argparse.Namespace) -> Any:
     require("pyspark", "--engine spark")
     from pyspark.sql import SparkSession
 
-    from ags_fast.jobs.engines.start import is_current_directory_trusted
+    from ags_fast.engines.start import is_current_directory_trusted
     from ags_fast.spark import SparkEngine
 
     # After Ctrl-C py4j logs tracebacks through the root logger. The errors that matter are raised as well.
@@ -121,10 +129,30 @@ def result(done: JobResult) -> dict[str, Any]:
         "pin": done.pin,
         **done.counts,
         "skipped_by": dict(sorted(skipped.items())),  # skipped files by reason
-        "plain_bytes": sum(row.plain_length or 0 for row in done.rows if row.status in ("ok", "planned")),
+        "plain_bytes": sum(row.nbytes for row in done.rows if row.status in ("ok", "planned")),
         "seconds": round(done.seconds, 3),
         "kms_calls": {f"{provider} {operation}": n for (provider, operation), n in sorted(done.kms_calls.items())},
         "warnings": done.warnings,
         "rows": [row._asdict() for row in done.rows],
         "exit_code": code_of_rows(row.error_class for row in done.failed),
     }
+
+
+def confirmed(
+    args: argparse.Namespace, job: Callable[..., dict[str, Any]], options: Sequence[Option]
+) -> dict[str, Any]:
+    """Run a job that removes for good what no command brings back: with --yes, or after a look at what goes."""
+    how = values(args, options)
+    if args.yes or args.dry_run:
+        return job(**how)
+    if args.json or sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        args.usage("what this removes cannot be brought back: look at it with --dry-run, and confirm with --yes")
+    planned = job(**{**how, "dry_run": True})
+    print(args.text(escaped({"operation": args.operation, **planned})), file=sys.stderr)
+    if not any(row["status"] == "planned" for row in planned["rows"]):
+        return {"exit_code": planned["exit_code"]}
+    print("Remove all of this for good? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return job(**how)
+    complain("nothing was removed")
+    return {"exit_code": EXIT_USAGE}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import Counter
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -12,19 +11,32 @@ from typing import Any
 from ags_fast import jobs
 from ags_fast.audit.runbook import EVENTS
 from ags_fast.cli import keystore
-from ags_fast.cli.audit import expiry_line, policy_lines, status_lines
+from ags_fast.cli.audit import expiry_line, status_lines
+from ags_fast.cli.commands import TEXTS
 from ags_fast.cli.files import progress
-from ags_fast.cli.job import DATASET, ENGINE, engine, known, opened, result
+from ags_fast.cli.job import DATASET, ENGINE, confirmed, engine, known, opened, result
 from ags_fast.cli.kms import checked, kms, kms_group, kms_properties
-from ags_fast.cli.options import DRY_RUN, FORCE, Command, days, option, positive, switch, values
+from ags_fast.cli.options import (
+    DRY_RUN,
+    INCLUDE,
+    OVERWRITE,
+    YES,
+    Command,
+    days,
+    duration,
+    option,
+    positive,
+    switch,
+    values,
+)
+from ags_fast.cli.results import job_text
 from ags_fast.cli.runbook import printable_audit
 from ags_fast.cli.text import count
 from ags_fast.fs import NewFile, pwrite_all
 from ags_fast.jobs.rotation import WHATS
-
-SHOWN = 50  # rows of a kind, for people
-NOT_A_PROBLEM = ("InUse", "Grace", "Current")
-
+from ags_fast.keys.kms import KMS_TYPE
+from ags_fast.page.words import policy_lines
+from ags_fast.profiles import DEFAULT
 
 # ------------------------------------------------------------------------------------------------------------- options
 
@@ -46,19 +58,23 @@ ROTATE = (
     option("--from-key-id", metavar="ID", help="only what this master key wraps"),
     switch("--documents", "in single wrap, also replace the KEK of entries and tables"),
     option(
-        "--grace", type=days, default=timedelta(days=7), metavar="DAYS", help="how long retired KEKs stay; default 7"
+        "--grace",
+        type=duration,
+        default=timedelta(days=7),
+        metavar="TIME",
+        help="how long retired KEKs stay, such as 12h; default 7d",
     ),
     switch(
         "--no-also-retired", "leave retired KEKs, which older versions need, as they are wrapped", off="also_retired"
     ),
     switch("--force-expire", "then remove the past, as `expire --keep 1 --skip-grace --force` does"),
     option("--concurrency", type=positive, default=8, metavar="N", help="KMS calls at once; default 8"),
-    option("--resume", action="store_const", const=True, help="continue the same rotation after it died"),
+    switch("--resume", "continue the same rotation after it died"),
     DRY_RUN,
 )
 EXPIRE = (
     option("--keep", type=positive, metavar="N", help="keep the newest N versions; default: what the policy keeps"),
-    option("--older-than", type=days, metavar="DAYS", help="also keep versions younger than this"),
+    option("--older-than", type=duration, metavar="TIME", help="remove only versions older than this, such as 30d"),
     switch("--skip-grace", "do not wait for the grace of retired KEKs"),
     switch("--force", "also remove versions that the policy keeps"),
     DRY_RUN,
@@ -74,13 +90,7 @@ RESTORE = (
 )
 AUDIT = (
     option("--event", choices=EVENTS, help="what happened; default: nothing but the passing of time"),
-    option(
-        "--path",
-        metavar="PATTERN",
-        action="append",
-        dest="paths",
-        help="for dek-leaked: only files that match; may be repeated",
-    ),
+    INCLUDE.but(dest="paths", help="for dek-leaked: only files that match; may be repeated"),
 )
 HTML = option("--html", metavar="FILE", help="write FILE, a page for a browser with pictures, tables and commands")
 POLICY = (
@@ -89,14 +99,17 @@ POLICY = (
         metavar="SCOPE",
         help="which files share a KEK: dataset, partition, day, writer, or files:N, such as files:10000",
     ),
-    option("--kek-lifetime", type=float, metavar="DAYS", dest="kek_lifetime_days", help="how long a KEK wraps"),
+    option(
+        "--kek-lifetime", type=days, metavar="TIME", dest="kek_lifetime_days", help="how long a KEK wraps, such as 52w"
+    ),
     option("--kek-uses", type=positive, metavar="N", help="how many data keys a KEK wraps"),
     option("--keep", type=_keep, metavar="N", help="versions that jobs keep; `all` expires none"),
     option(
-        "--keep-days",
-        type=float,
-        metavar="DAYS",
-        help="jobs also keep versions younger than this; 0: no version because of its age",
+        "--keep-within",
+        type=days,
+        metavar="TIME",
+        dest="keep_days",
+        help="jobs also keep versions younger than this, such as 30d; 0: no version because of its age",
     ),
 )
 
@@ -113,19 +126,25 @@ def _audit(args: argparse.Namespace) -> dict[str, Any]:
     if args.html is not None:
         return _audit_page(args)
     found = jobs.audit(args.file, kms=kms(args), **values(args, AUDIT), **known(args))
-    return printable_audit(found, args.file, kms(args), args.key_store)
+    return printable_audit(found, args.file, _to_name(args), args.key_store)
+
+
+def _to_name(args: argparse.Namespace) -> dict[str, str] | None:
+    """Return the KMS that commands have to name; None if it is that of the default profile, a keystore's."""
+    ours = args.chosen.name == DEFAULT and args.chosen.kms == kms(args) and kms(args).get(KMS_TYPE) == "local"
+    return None if ours else kms(args)
 
 
 def _audit_page(args: argparse.Namespace) -> dict[str, Any]:
     """Write the page of ``--html``."""
-    from ags_fast.cli.page.audit import audit_page
+    from ags_fast.page.audit import audit_page
 
     # The page may be read in another folder: its commands name the dataset, and the keys, from the root.
     place = args.file if "://" in args.file else os.path.abspath(args.file)
     keys = args.key_store if args.key_store is None or "://" in args.key_store else os.path.abspath(args.key_store)
-    with NewFile(args.html, exclusive=not args.force) as new:
+    with NewFile(args.html, exclusive=not args.overwrite) as new:
         found = jobs.audit(args.file, kms=kms(args), all_events=True, **values(args, AUDIT), **known(args))
-        page = printable_audit(found, place, kms(args), keys)
+        page = printable_audit(found, place, _to_name(args), keys)
         pwrite_all(new.descriptor, audit_page(page).encode(), 0)
         new.publish()
     return {**page, "html": args.html}
@@ -152,7 +171,7 @@ def _rotate(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _expire(args: argparse.Namespace) -> dict[str, Any]:
-    return result(jobs.expire(args.file, kms=kms(args), **values(args, EXPIRE), **known(args)))
+    return confirmed(args, lambda **how: result(jobs.expire(args.file, kms=kms(args), **how, **known(args))), EXPIRE)
 
 
 def _policy(args: argparse.Namespace) -> dict[str, Any]:
@@ -186,32 +205,7 @@ def keys_text(found: dict[str, Any]) -> str:
         return f"{found['html']} shows the keys of {found['dataset']}, version {found['version']}: {due}"
     if "masters" in found:
         return "\n".join(status_lines(found))
-    return "\n".join(_job_lines(found))
-
-
-def _job_lines(found: dict[str, Any]) -> list[str]:
-    what = f" {found['what']}" if "what" in found else ""
-    lines = [f"{found['operation']}{what} of {found['dataset']}, now at version {found['version']}"]
-    rows = found["rows"]
-    removes = found["operation"] == "expire"
-    done = {"ok": "removed" if removes else "done", "planned": "would be removed" if removes else "to do"}
-    names = {"key": "KEK", "chain": "block of digests"}
-    for (status, kind), number in Counter((row["status"], row["format"]) for row in rows).items():
-        if status in done:
-            lines.append(f"  {count(number, names.get(kind, kind))} {done[status]}")
-    pairs = [row for row in rows if row["format"] == "key" and row["dst"] and row["status"] in done]
-    for row in pairs[:SHOWN]:
-        same = row["src"] == row["dst"]
-        lines.append(f"    {row['src']}" + (" wrapped again" if same else f" -> {row['dst']}"))
-    lines += [f"    and {len(pairs) - SHOWN:,} more"] if len(pairs) > SHOWN else []
-    others = [row for row in rows if row["status"] not in done]
-    for row in others[:SHOWN]:
-        verb = "stays" if row["error_class"] in NOT_A_PROBLEM else row["status"]
-        lines.append(f"  {verb}: {row['src']}: {row['error']}")
-    lines += [f"  and {len(others) - SHOWN:,} more: --json shows all"] if len(others) > SHOWN else []
-    lines += [] if rows else ["  nothing to do"]
-    lines += _job_lines(found["expired"]) if "expired" in found else []
-    return lines + _next_lines(found)
+    return "\n".join([job_text(found), *_next_lines(found)])
 
 
 def _next_lines(found: dict[str, Any]) -> list[str]:
@@ -225,7 +219,7 @@ def _next_lines(found: dict[str, Any]) -> list[str]:
         return []
     if found["what"] == "mek":
         return ["Next: `ags-fast keys audit` says whether the old version of the master key may be destroyed."]
-    return ["Next: `ags-fast keys expire --keep 1` removes the old KEKs after their grace, and what needs them."]
+    return ["Next: `ags-fast expire --keep 1` removes the old KEKs after their grace, and what needs them."]
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -236,7 +230,10 @@ COMMANDS = (
     Command(
         "status",
         _status,
-        (DATASET[0].but(metavar="KEYSTORE|DATASET", help="a keystore, or a dataset"), *DATASET[1:]),
+        (
+            DATASET[0].but(metavar="KEYSTORE|DATASET", help="a keystore, or a dataset; default: AGS_FAST_DATASET"),
+            *DATASET[1:],
+        ),
         "Show the keys of a dataset, or of a keystore: their states and ages, and when what ends.",
     ),
     Command(
@@ -248,8 +245,8 @@ COMMANDS = (
     Command(
         "expire",
         _expire,
-        (*DATASET, *EXPIRE),
-        "Remove old versions of DATASET, and the keys and files that only they need. This cannot be undone.",
+        (*DATASET, *EXPIRE, YES),
+        TEXTS["expire"],
     ),
     Command(
         "restore",
@@ -260,7 +257,7 @@ COMMANDS = (
     Command(
         "audit",
         _audit,
-        (*DATASET, *AUDIT, HTML, FORCE.but(help="replace the FILE of --html if it exists")),
+        (*DATASET, *AUDIT, HTML, OVERWRITE.but(help="replace the FILE of --html if it exists")),
         "Show what depends on which key, which master-key versions may be destroyed, and what to do.",
     ),
     Command(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast.cli.files import warn_if_readable
 from ags_fast.cli.job import KNOWN
-from ags_fast.cli.kms import TYPED_ENV, ask_passphrase, keystore_secret
+from ags_fast.cli.kms import KEY_FILE_ENV, KEYSTORE_ENV, SECRETS, TYPED_ENV, ask_passphrase, keystore_secret
 from ags_fast.cli.options import DRY_RUN, JSON, Command, Pinned, option, positive, switch
 from ags_fast.cli.text import count, fields, flat
 from ags_fast.keys.kms import KMS_TYPE, local
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 
 
 def _properties(args: argparse.Namespace) -> dict[str, str]:
+    """Return the properties of the keystore of the command: of its operand, of the environment, or of the profile."""
+    given_secret = any((args.key_file, args.passphrase_file, args.passphrase_env))
+    ours = args.chosen.kms if args.chosen.kms.get(KMS_TYPE) == "local" else {}
+    args.from_profile = args.file is None and KEYSTORE_ENV not in os.environ and not given_secret and local.PATH in ours
+    if args.from_profile:
+        args.file = ours[local.PATH]
+        return {name: value for name, value in ours.items() if name != KMS_TYPE}
+    args.file = args.file or os.environ.get(KEYSTORE_ENV) or ours.get(local.PATH)
+    if args.file is None:
+        args.usage(f"say which keystore: name KEYSTORE, or set {KEYSTORE_ENV}; `ags-fast config init local` makes one")
+    args.key_file = args.key_file or (None if given_secret else os.environ.get(KEY_FILE_ENV))
     given = {
         local.PATH: os.path.abspath(args.file),
         local.KEY_FILE: args.key_file and os.path.abspath(args.key_file),
@@ -35,9 +46,9 @@ def _properties(args: argparse.Namespace) -> dict[str, str]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _passphrase(args: argparse.Namespace, *, twice: bool = False) -> str | None:
-    """Ask for the passphrase; None if an option says where it is."""
-    if any(value is not None for value in (args.key_file, args.passphrase_file, args.passphrase_env)):
+def _passphrase(args: argparse.Namespace, properties: Mapping[str, str], *, twice: bool = False) -> str | None:
+    """Ask for the passphrase; None if `properties` say where it is."""
+    if any(name in properties for name in SECRETS.values()):
         return None
     passphrase = ask_passphrase(args.file)
     if twice and getpass.getpass("The same again: ") != passphrase:
@@ -56,7 +67,7 @@ def _init(args: argparse.Namespace) -> dict[str, Any]:
     if os.path.lexists(args.file):  # before anybody types a passphrase
         raise FileExistsError(errno.EEXIST, local.TAKEN, args.file)
     properties = _properties(args)
-    local.create_keystore(properties, passphrase=_passphrase(args, twice=True))
+    local.create_keystore(properties, passphrase=_passphrase(args, properties, twice=True))
     shown = {"encryption.kms-type": "local", **properties}
     following = shlex.join(["ags-fast", "keys", "create", args.file, "my-key", *_secret(args)])
     return {"input": args.file, "properties": shown, "next": following}
@@ -64,20 +75,23 @@ def _init(args: argparse.Namespace) -> dict[str, Any]:
 
 def _create(args: argparse.Namespace) -> dict[str, Any]:
     make = local.rotate_key if args.new_version else local.create_key
-    version = make(_properties(args), args.key_id, passphrase=_passphrase(args))
+    properties = _properties(args)
+    version = make(properties, args.key_id, passphrase=_passphrase(args, properties))
     following = ["encrypt", "FOLDER", "DATASET", "--wrapping-key-id", args.key_id]
     if args.new_version:
         following = ["keys", "rotate", "DATASET", "--what", "mek"]
+    opening = [] if args.from_profile else ["--keystore", args.file, *_secret(args)]
     return {
         "input": args.file,
         "key_id": args.key_id,
         "key_version": version,
-        "next": shlex.join(["ags-fast", *following, "--keystore", args.file, *_secret(args)]),
+        "next": shlex.join(["ags-fast", *following, *opening]),
     }
 
 
 def _list(args: argparse.Namespace) -> dict[str, Any]:
-    keys = local.status(_properties(args), passphrase=_passphrase(args))["keys"]
+    properties = _properties(args)
+    keys = local.status(properties, passphrase=_passphrase(args, properties))["keys"]
     shown = [
         {
             "key_id": key["key_id"],
@@ -92,7 +106,8 @@ def _list(args: argparse.Namespace) -> dict[str, Any]:
 
 def keystore_status(args: argparse.Namespace) -> dict[str, Any]:
     """Each version of the master keys in a keystore: its state and its age."""
-    found = local.status(_properties(args), passphrase=_passphrase(args))
+    properties = _properties(args)
+    found = local.status(properties, passphrase=_passphrase(args, properties))
     now_ms = time.time_ns() // 1_000_000
     for key in found["keys"]:
         for version in key["versions"]:
@@ -101,7 +116,9 @@ def keystore_status(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _set_state(args: argparse.Namespace) -> dict[str, Any]:
-    local.set_state(_properties(args), args.key_id, args.state, version=args.version, passphrase=_passphrase(args))
+    properties = _properties(args)
+    passphrase = _passphrase(args, properties)
+    local.set_state(properties, args.key_id, args.state, version=args.version, passphrase=passphrase)
     version = "all" if args.version is None else args.version
     return {"input": args.file, "key_id": args.key_id, "key_version": version, "state": args.state}
 
@@ -112,7 +129,7 @@ def _destroy(args: argparse.Namespace) -> dict[str, Any]:
     from ags_fast.jobs import destroy_versions
 
     properties = {KMS_TYPE: "local", **_properties(args)}
-    if (typed := _passphrase(args)) is not None:
+    if (typed := _passphrase(args, properties)) is not None:
         os.environ[TYPED_ENV] = typed
         properties[local.PASSPHRASE_ENV] = TYPED_ENV
     done = destroy_versions(
@@ -165,7 +182,13 @@ def keystore_text(result: Mapping[str, Any]) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- commands
 
-KEYSTORE = (option("file", metavar="KEYSTORE"), keystore_secret("--", "KEYSTORE"), JSON)
+KEYSTORE = (
+    option(
+        "file", metavar="KEYSTORE", nargs="?", help=f"the keystore; default: {KEYSTORE_ENV}, or that of the profile"
+    ),
+    keystore_secret("--", "KEYSTORE"),
+    JSON,
+)
 KEY_ID = option("key_id", metavar="KEY_ID")
 STATE = (*KEYSTORE, KEY_ID, option("--version", type=int, metavar="N", help="one version; default: all of them"))
 DESTROY = (
@@ -201,7 +224,7 @@ COMMANDS = (
     Command(
         "init",
         _init,
-        (KEYSTORE[0], keystore_secret("--", "KEYSTORE", MADE), JSON),
+        (option("file", metavar="KEYSTORE", help="the file to make"), keystore_secret("--", "KEYSTORE", MADE), JSON),
         "Make an empty KEYSTORE. Without an option the passphrase is asked for, twice.",
     ),
     Command(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+KEYSTORE_ENV, KEY_FILE_ENV = "AGS_FAST_KEYSTORE", "AGS_FAST_KEY_FILE"
 TYPED_ENV = "AGS_FAST_TYPED_PASSPHRASE"  # where worker processes find a typed passphrase
 SECRETS = {"key_file": local.KEY_FILE, "passphrase_file": local.PASSPHRASE_FILE, "passphrase_env": local.PASSPHRASE_ENV}
 
@@ -24,10 +25,13 @@ SECRETS = {"key_file": local.KEY_FILE, "passphrase_file": local.PASSPHRASE_FILE,
 def kms_group(*, new: bool = False) -> Group:
     """Return the options that name a KMS. new: for the KMS to move to, ``--new-keystore`` and so on."""
     dash, a = ("--new-", "to move to another KMS: a") if new else ("--", "a")
+    default = "" if new else f"; default: {KEYSTORE_ENV}"
     return Group(
         "the KMS to move to" if new else "KMS",
         (
-            option(f"{dash}keystore", metavar="PATH", help=f"{a} local keystore, made by `ags-fast keys init`"),
+            option(
+                f"{dash}keystore", metavar="PATH", help=f"{a} local keystore, made by `ags-fast keys init`{default}"
+            ),
             keystore_secret(dash, "the keystore"),
             option(
                 f"{dash}kms",
@@ -58,7 +62,8 @@ def kms(args: argparse.Namespace) -> dict[str, str]:
     if not held:
         properties = kms_properties(args)
         if not properties:
-            args.usage("say which KMS: --keystore PATH, --kms NAME=VALUE for each of its properties, or --profile NAME")
+            how = "`ags-fast config init` writes a profile for all commands; or --keystore PATH, or --kms NAME=VALUE"
+            args.usage(f"say which KMS: {how}")
         held["kms"] = checked(properties)
     return held["kms"]
 
@@ -84,6 +89,10 @@ def kms_properties(args: argparse.Namespace, *, new: bool = False, ask: bool = T
     keystore = getattr(args, f"{prefix}keystore")
     given = {name: value for name in SECRETS if (value := getattr(args, prefix + name)) is not None}
     profile = {} if new else args.chosen.kms
+    if not (new or keystore or properties):
+        keystore = os.environ.get(KEYSTORE_ENV)
+    if not (new or given) and keystore and (key_file := os.environ.get(KEY_FILE_ENV)):
+        given = {"key_file": key_file}
     if keystore is None:
         if given:
             flag = next(iter(given)).replace("_", "-")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import stat
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.cli.commands import LOOK_COMMANDS
+from ags_fast.cli.commands import TEXTS as HELP
 from ags_fast.cli.job import DATASET, known, opened
 from ags_fast.cli.kms import kms
-from ags_fast.cli.options import Command, option, positive
+from ags_fast.cli.options import EXCLUDE, Command, option, positive
+from ags_fast.cli.places import PATH, PATTERNS
 from ags_fast.cli.text import count, fields, table, when
 from ags_fast.dataset.dataset import Dataset, DatasetVersion
 from ags_fast.dataset.entries import chosen_files
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from ags_fast.dataset.entries import FileEntry
     from ags_fast.dataset.entry import Entry
 
-VERSION = option("--version", type=int, metavar="N", help="a version's number; default: the newest")
-PATTERNS = option("patterns", metavar="PATTERN", nargs="*", help="only files that match, such as '2026/*'")
+VERSION = option("--version", type=int, metavar="N", help="the number of a version; default: the newest")
 UNKNOWN = "-"
 
 
@@ -38,13 +38,14 @@ def _files(args: argparse.Namespace) -> tuple[Entry, list[FileEntry]]:
     """Return the version, and those of its files that match a pattern, sorted by path."""
     snapshot = opened(args, args.version)
     rows = sorted(snapshot.files(), key=lambda row: row.path)
-    return snapshot.entry, chosen_files(rows, args.patterns) if args.patterns else rows
+    return snapshot.entry, chosen_files(rows, args.inside or None, args.exclude)
 
 
 def _fields_of(entry: FileEntry) -> dict[str, Any]:
-    names = ("path", "file", "format", "plain_length", "file_length", "key_id")
     return {
-        **{name: getattr(entry, name) for name in names},
+        **{name: getattr(entry, name) for name in ("path", "file", "format")},
+        "source_length": entry.nbytes,
+        **{name: getattr(entry, name) for name in ("plain_length", "file_length", "key_id")},
         "column_keys": {key["column"]: key["key_id"] for key in entry.column_keys or ()},
         "key_material": None if entry.key_material is None else KEYTOOLS,
         "mode": entry.mode,
@@ -83,9 +84,9 @@ def _diff(args: argparse.Namespace) -> dict[str, Any]:
 def _stat(args: argparse.Namespace) -> dict[str, Any]:
     snapshot = opened(args, args.version)
     log, version = snapshot
-    entry = snapshot.get(args.path)
+    entry = snapshot.get(args.inside)
     if entry is None:
-        raise FileNotFoundError(f"version {version.number} has no file {args.path!r}: `ags-fast ls` lists the files")
+        raise FileNotFoundError(f"version {version.number} has no file {args.inside!r}: `ags-fast ls` lists the files")
     head = log.head()
     if (key := log.look(lambda head: head.keys.get(entry.key_id), head)) is not None and key.double_wrap:
         master_version = log.version_of(key)[1] or None
@@ -102,14 +103,14 @@ def _stat(args: argparse.Namespace) -> dict[str, Any]:
 
 def _du(args: argparse.Namespace) -> dict[str, Any]:
     version, entries = _files(args)
-    folders: dict[str, tuple[int, int, int]] = {"": (0, 0, 0)}
+    folders: dict[str, tuple[int, ...]] = {"": (0, 0, 0, 0)}
     for entry in entries:
         parts = entry.path.split("/")[:-1][: args.depth]
         for depth in range(len(parts) + 1):
             path = "/".join(parts[:depth])
-            files, plain, encrypted = folders.get(path, (0, 0, 0))
-            folders[path] = files + 1, plain + entry.plain_length, encrypted + entry.file_length
-    names = ("files", "plain_length", "file_length")
+            more = (1, entry.nbytes, entry.plain_length, entry.file_length)
+            folders[path] = tuple(map(sum, zip(folders.get(path, (0, 0, 0, 0)), more, strict=True)))
+    names = ("files", "source_length", "plain_length", "file_length")
     listed = [{"path": path, **dict(zip(names, sums, strict=True))} for path, sums in sorted(folders.items())]
     return {**_told(args, version), "folders": listed}
 
@@ -123,7 +124,7 @@ def looking_text(found: dict[str, Any]) -> str:
 
 
 def _ls_text(found: dict[str, Any]) -> list[str]:
-    return [f"{file['plain_length']:>15,}  {file['path']}" for file in found["files"]]
+    return [f"{file['source_length']:>15,}  {file['path']}" for file in found["files"]]
 
 
 def _long_text(found: dict[str, Any]) -> str:
@@ -132,7 +133,7 @@ def _long_text(found: dict[str, Any]) -> str:
         [
             (
                 _mode(file["mode"]),
-                f"{file['plain_length']:,}",
+                f"{file['source_length']:,}",
                 f"{file['file_length']:,}",
                 _changed(file["mtime_ns"]),
                 file["key_id"],
@@ -155,7 +156,7 @@ def _changed(mtime_ns: int | None) -> str:
 
 def _log_text(found: dict[str, Any]) -> Iterable[str]:
     for version in found["versions"]:
-        size = f"{count(version['files'], 'file')}, {count(version['plain_length'], 'byte')}"
+        size = f"{count(version['files'], 'file')}, {count(version['source_length'], 'byte')}"
         yield f"version {version['number']}  {version['operation']}, {when(version['time_ms'])} UTC"
         yield f"    {size}, by job {version['job_id']}"
         yield f"    pin {version['pin']}"
@@ -164,7 +165,7 @@ def _log_text(found: dict[str, Any]) -> Iterable[str]:
 def _diff_text(found: dict[str, Any]) -> Iterable[str]:
     for change in found["changes"]:
         old, new = change["old"], change["new"]
-        lengths = [f"{file['plain_length']:,}" for file in (old, new) if file]
+        lengths = [f"{file['source_length']:,}" for file in (old, new) if file]
         size = lengths[0] if len(set(lengths)) == 1 else " -> ".join(lengths)
         path = f"{old['path']} -> {new['path']}" if change["kind"] == "moved" else change["path"]
         yield f"{change['kind']:<8}  {path}  ({size} bytes)"
@@ -175,8 +176,7 @@ def _diff_text(found: dict[str, Any]) -> Iterable[str]:
 
 def _stat_text(found: dict[str, Any]) -> list[str]:
     shown = {name: value for name, value in found.items() if name not in ("operation", "pin", "column_keys", "job_id")}
-    shown["plain_length"] = f"{found['plain_length']:,} bytes"
-    shown["file_length"] = f"{found['file_length']:,} bytes"
+    shown |= {name: f"{found[name]:,} bytes" for name in ("source_length", "plain_length", "file_length")}
     shown["mode"], shown["changed"] = _mode(found["mode"]), f"{_changed(shown.pop('mtime_ns'))} UTC"
     added = found["added_in"]
     shown["added_in"] = f"{'an expired version' if added is None else f'version {added}'}, by job {found['job_id']}"
@@ -185,10 +185,8 @@ def _stat_text(found: dict[str, Any]) -> list[str]:
 
 
 def _du_text(found: dict[str, Any]) -> list[str]:
-    rows = [
-        (*(f"{one[name]:,}" for name in ("plain_length", "file_length", "files")), f"{one['path']}/".lstrip("/") or ".")
-        for one in found["folders"]
-    ]
+    names = "source_length", "file_length", "files"
+    rows = [(*(f"{one[name]:,}" for name in names), f"{one['path']}/".lstrip("/") or ".") for one in found["folders"]]
     return table(("bytes", "encrypted", "files", "folder"), rows, (True, True, True, False))
 
 
@@ -208,16 +206,23 @@ COMMANDS = (
     Command(
         "ls",
         _ls,
-        (DATASET[0], PATTERNS, *DATASET[1:], VERSION, option("-l", "--long", action="store_true", help="all fields")),
-        LOOK_COMMANDS["ls"],
+        (
+            DATASET[0],
+            PATTERNS,
+            *DATASET[1:],
+            EXCLUDE,
+            VERSION,
+            option("-l", "--long", action="store_true", help="all fields"),
+        ),
+        HELP["ls"],
     ),
     Command(
         "log",
         _log,
         (*DATASET, option("-n", "--last", type=positive, metavar="N", help="only the newest N versions")),
-        LOOK_COMMANDS["log"],
+        HELP["log"],
     ),
-    Command("pin", _pin, DATASET, LOOK_COMMANDS["pin"]),
+    Command("pin", _pin, DATASET, HELP["pin"]),
     Command(
         "diff",
         _diff,
@@ -227,13 +232,13 @@ COMMANDS = (
             option("new", metavar="B", type=int, nargs="?", help="a version's number; default: the newest"),
             *DATASET[1:],
         ),
-        LOOK_COMMANDS["diff"],
+        HELP["diff"],
     ),
     Command(
         "stat",
         _stat,
-        (DATASET[0], option("path", metavar="PATH", help="as it was under SRC"), *DATASET[1:], VERSION),
-        LOOK_COMMANDS["stat"],
+        (DATASET[0], PATH, *DATASET[1:], VERSION),
+        HELP["stat"],
     ),
     Command(
         "du",
@@ -242,9 +247,10 @@ COMMANDS = (
             DATASET[0],
             PATTERNS,
             *DATASET[1:],
+            EXCLUDE,
             VERSION,
             option("--depth", type=positive, default=1, metavar="N", help="levels of folders to show; default 1"),
         ),
-        LOOK_COMMANDS["du"],
+        HELP["du"],
     ),
 )

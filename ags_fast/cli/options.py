@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,14 +64,12 @@ def switch(flag: str, text: str, *, off: str | None = None) -> Option:
     return option(flag, action="store_true", help=text)
 
 
-def add_commands(parsers: Any, commands: Iterable[Command], **defaults: Any) -> None:
-    """Add `commands` to what `add_subparsers` returned."""
-    for command in commands:
-        parser = parsers.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
-        parser.set_defaults(run=command.run, operation=command.name, usage=parser.error)
-        parser.set_defaults(**{**defaults, **command.defaults})
-        _add(parser, (PROFILE, HOW_MUCH, *command.options))
-        parser.set_defaults(parser=parser, options={one.name: one for one in _flat((*command.options, HOW_MUCH))})
+def fill(parser: argparse.ArgumentParser, command: Command, **defaults: Any) -> None:
+    """Give a parser the arguments of a command, and what `main` needs to run it."""
+    parser.set_defaults(run=command.run, operation=command.name, usage=parser.error)
+    parser.set_defaults(**{**defaults, **command.defaults})
+    _add(parser, (PROFILE, HOW_MUCH, *command.options))
+    parser.set_defaults(parser=parser, options={one.name: one for one in _flat((*command.options, HOW_MUCH))})
 
 
 def _flat(options: Iterable[Option | OneOf | Group]) -> Iterator[Option]:
@@ -177,6 +176,8 @@ class Pinned(argparse.Action):
 
 # ------------------------------------------------------------------------------------------------------- kinds of value
 
+UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}  # of durations, in seconds
+
 
 def positive(text: str) -> int:
     """A whole number from 1."""
@@ -185,28 +186,40 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def size(text: str) -> Any:
+def size(text: str) -> int:
     """A number of bytes."""
     from ags_fast.ags1 import nbytes_of
 
-    return _number(nbytes_of, text, "bytes is required, such as 4096, 64K or 1M")
-
-
-def hours(text: str) -> Any:
-    """A number of hours."""
-    return _number(lambda number: timedelta(hours=float(number)), text, "hours is required")
-
-
-def days(text: str) -> Any:
-    """A number of days."""
-    return _number(lambda number: timedelta(days=float(number)), text, "days is required")
-
-
-def _number(parse: Callable[[str], Any], text: str, what: str) -> Any:
     try:
-        return parse(text)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"a number of {what}, not {text!r}") from None
+        return nbytes_of(text)
+    except ValueError:
+        what = "a number of bytes is required, such as 4096, 64K or 1M"
+        raise argparse.ArgumentTypeError(f"{what}, not {text!r}") from None
+
+
+def duration(text: str) -> timedelta:
+    """A time with its unit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])|0", text)
+    try:
+        if match is not None:
+            return timedelta(seconds=float(match[1] or 0) * UNITS[match[2] or "s"])
+    except OverflowError:
+        pass
+    raise argparse.ArgumentTypeError(f"a time with its unit is required, such as 12h, 7d or 4w, not {text!r}")
+
+
+def days(text: str) -> float:
+    """The days of a time with its unit."""
+    return duration(text) / timedelta(days=1)
+
+
+def share(text: str) -> float:
+    """A part of the whole, from 0 to 1."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", text)
+    value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"a share is required, such as 5% or 0.05, not {text!r}")
+    return value
 
 
 # --------------------------------------------------------------------------------------------- options of many commands
@@ -215,17 +228,28 @@ PROFILE = option("--profile", metavar="NAME", help="a profile of config.toml; de
 JSON = switch("--json", "print the result, or the error, as one JSON object")
 HOW_MUCH = OneOf(
     (
-        switch("--quiet", "print errors and warnings only, and what the command is there to show"),
-        switch("--verbose", "print what the KMS and the store are asked, and what jobs do, to standard error"),
+        option(
+            *("-q", "--quiet"),
+            action="store_true",
+            help="print only errors, warnings and what the command is there to show",
+        ),
+        option(
+            *("-v", "--verbose"),
+            action="store_true",
+            help="log calls to the KMS and the store, and the steps of jobs, to standard error",
+        ),
     )
 )
 DRY_RUN = switch("--dry-run", "show what would be done, and change nothing")
 THREADS = option("--threads", type=positive, metavar="N", help="number of threads; default: the usable CPUs")
-FORCE = switch("--force", "replace the output if it exists")
+OVERWRITE = switch("--overwrite", "replace the output if it exists")
+INCLUDE = option("--include", metavar="PATTERN", action="append", help="only files that match; may be repeated")
+EXCLUDE = option("--exclude", metavar="PATTERN", action="append", help="no files that match; may be repeated")
+YES = switch("--yes", "do not ask")
 NO_FSYNC = switch("--no-fsync", "do not wait for the disk", off="fsync")
 NO_PRESERVE = switch("--no-preserve", "do not restore permission bits and times", off="preserve")
 NEW_FILE = (
-    FORCE,
+    OVERWRITE,
     switch("--fsync", "return only when the output is on the disk"),
     NO_PRESERVE.but(help="do not give the output the permission bits of FILE"),
 )

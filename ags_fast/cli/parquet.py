@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ags_fast import parquet
-from ags_fast.cli.files import Progress, aad_prefix, check_plain_output, kept_mode, read_key
+from ags_fast.cli.files import Progress, aad_prefix, new_output, read_key, standard_input
 from ags_fast.cli.options import (
     JSON,
     KEY_FORMAT,
@@ -22,16 +24,21 @@ from ags_fast.cli.options import (
     switch,
     values,
 )
+from ags_fast.cli.places import STANDARD
 from ags_fast.cli.terminal import printable
 from ags_fast.cli.text import fields, table
-from ags_fast.fs import NewFile, NewObject, file_at, local_path
+from ags_fast.fs import file_at, local_path
 from ags_fast.parquet import FOOTER_KEY, Keys
 from ags_fast.parquet.reading import QUIRKS
 from ags_fast.parquet.spec import ALGORITHMS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ags_fast.cli.options import Option
     from ags_fast.parquet import Report
 
+READ_NBYTES = 1 << 20
 MARK = ".enc"  # in the name of an encrypted file, before its suffix
 
 
@@ -120,9 +127,9 @@ def _read_keys(args: argparse.Namespace, new: str) -> Keys:
 # ------------------------------------------------------------------------------------------------------------- options
 
 OUTPUT = option("-o", "--output", metavar="PATH")
-OUTPUT_HELP = "a file, an existing folder, or the URL of a file; the URL of a folder ends in /"
+OUTPUT_HELP = "a file, an existing folder, the URL of a file, or - for standard output; the URL of a folder ends in /"
 KEPT = "as FILE has it"
-FILES = option("files", nargs="+", metavar="FILE", help="a path, or a URL such as s3://bucket/a.parquet")
+FILES = option("files", nargs="+", metavar="FILE", help="a path, a URL such as s3://bucket/a.parquet, or - alone")
 FIRST = (FILES, JSON.but(help="print the result, or the error, as one JSON object for each FILE"))
 COMMON = (*FIRST, KEY_FORMAT, aad_prefix_options())
 
@@ -205,7 +212,11 @@ REENCRYPT = (
 
 def _output(args: argparse.Namespace, default: str | None) -> str:
     output: str | None = args.output
+    if (output or args.file) == STANDARD:
+        return STANDARD
     if output is not None and (output.endswith("/") if local_path(output) is None else os.path.isdir(output)):
+        if args.file == STANDARD:
+            args.usage("standard input has no name: name a file with -o, or - for standard output")
         return os.path.join(output, os.path.basename(args.file))
     if output is not None:
         if len(args.files) > 1:
@@ -216,92 +227,80 @@ def _output(args: argparse.Namespace, default: str | None) -> str:
     return default
 
 
-def _new_file(args: argparse.Namespace, output: str, *, private: bool = False) -> NewFile | NewObject:
-    path = local_path(output)
-    if path is not None:
-        if private:
-            check_plain_output(path)
-        source = local_path(args.file)
-        mode = kept_mode(args, args.file if source is None else source) if private or not os.path.exists(path) else None
-        return NewFile(path, exclusive=not args.force, private=private, fsync=args.fsync, mode=mode)
-    store, name = file_at(output)
-    return store.begin(name, exclusive=not args.force, private=private, fsync=args.fsync)
+def _source(args: argparse.Namespace) -> bytes | str:
+    """Return what a function of `parquet` reads: standard input in memory, because the footer is at its end."""
+    if len(args.files) > 1 and STANDARD in (*args.files, getattr(args, "output", None)):
+        args.usage("- is for one FILE: name no other")
+    if args.file != STANDARD:
+        return args.file  # type: ignore[no-any-return]
+    return b"".join(iter(partial(standard_input(args).read, READ_NBYTES), b""))  # a loop that Ctrl-C ends at once
 
 
-def _progress(args: argparse.Namespace) -> Progress:
-    path = local_path(args.file)
+def _nbytes(source: bytes | str) -> int:
+    if isinstance(source, bytes):
+        return len(source)
+    path = local_path(source)
     if path is not None:
-        return Progress(args, os.path.getsize(path))
-    store, name = file_at(args.file)
+        return os.path.getsize(path)
+    store, name = file_at(source)
     found = store.stat(name)
-    return Progress(args, 0 if found is None else found.size)
+    return 0 if found is None else found.size
 
 
-def _result(args: argparse.Namespace, report: Report, progress: Progress, output: str | None = None) -> dict[str, Any]:
+def _result(
+    args: argparse.Namespace,
+    call: Callable[..., Report],
+    options: Iterable[Option],
+    *keys: Keys,
+    output: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Run a function of `parquet` on the file, and return its report. output: where the function writes."""
     from ags_fast.parquet.inspection import shown
 
+    source = _source(args)
+    private = call is parquet.decrypt_file
+    begun = nullcontext() if output is None else new_output(args, output, private=private, whole=True)
+    with begun as new, Progress(args, _nbytes(source)) as progress:
+        files = (source,) if new is None else (source, new)
+        known = values(args, options)
+        report = call(*files, *keys, aad_prefix=aad_prefix(args), progress=progress.update, **known, **more)
     fields = report.to_dict()
     del fields["op"]
     for column, row in zip(fields["columns"], report.columns, strict=True):
         column["key_metadata"] = shown(row.key_metadata)  # as inspect has it
-    head = {"input": args.file}
-    if output is not None:
-        head["output"] = output
+    head = {"input": args.file} | ({} if output is None else {"output": output})
     return {**head, **fields, "seconds": progress.seconds()}
 
 
 def _encrypt(args: argparse.Namespace) -> dict[str, Any]:
     root, suffix = os.path.splitext(args.file)
     output = _output(args, root + MARK + suffix)
-    keys = _keys(args)
-    with _new_file(args, output) as new, _progress(args) as progress:
-        report = parquet.encrypt_file(
-            args.file, new, keys, aad_prefix=aad_prefix(args), progress=progress.update, **values(args, ENCRYPT)
-        )
-    return _result(args, report, progress, output)
+    return _result(args, parquet.encrypt_file, ENCRYPT, _keys(args), output=output)
 
 
 def _decrypt(args: argparse.Namespace) -> dict[str, Any]:
     root, suffix = os.path.splitext(args.file)
     output = _output(args, root.removesuffix(MARK) + suffix)
-    keys = _keys(args)
-    with _new_file(args, output, private=True) as new, _progress(args) as progress:
-        report = parquet.decrypt_file(
-            args.file, new, keys, aad_prefix=aad_prefix(args), progress=progress.update, **values(args, DECRYPT)
-        )
-    return _result(args, report, progress, output)
+    return _result(args, parquet.decrypt_file, DECRYPT, _keys(args), output=output)
 
 
 def _reencrypt(args: argparse.Namespace) -> dict[str, Any]:
-    output = _output(args, None)
-    old, new_keys = _keys(args), _keys(args, "new_")
     changed = args.new_aad_prefix is not None or args.new_aad_prefix_hex is not None
-    with _new_file(args, output) as new, _progress(args) as progress:
-        report = parquet.reencrypt_file(
-            args.file,
-            new,
-            old,
-            new_keys,
-            aad_prefix=aad_prefix(args),
-            new_aad_prefix=aad_prefix(args, "new_") if changed else None,
-            plaintext_footer=args.plaintext_footer,
-            progress=progress.update,
-            **values(args, REENCRYPT),
-        )
-    return _result(args, report, progress, output)
+    more = {
+        "new_aad_prefix": aad_prefix(args, "new_") if changed else None,
+        "plaintext_footer": args.plaintext_footer,
+    }
+    output, both = _output(args, None), (_keys(args), _keys(args, "new_"))
+    return _result(args, parquet.reencrypt_file, REENCRYPT, *both, output=output, **more)
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
-    keys = _keys(args)
-    with _progress(args) as progress:
-        report = parquet.verify(
-            args.file, keys, aad_prefix=aad_prefix(args), progress=progress.update, **values(args, VERIFY)
-        )
-    return _result(args, report, progress)
+    return _result(args, parquet.verify, VERIFY, _keys(args))
 
 
 def _inspect(args: argparse.Namespace) -> dict[str, Any]:
-    return {"input": args.file, **parquet.inspect(args.file), "authenticated": False}
+    return {"input": args.file, **parquet.inspect(_source(args)), "authenticated": False}
 
 
 # ---------------------------------------------------------------------------------------------------------- text
@@ -396,7 +395,7 @@ COMMANDS = (
             OUTPUT.but(help=f"{OUTPUT_HELP}; default: NAME.parquet for NAME{MARK}.parquet"),
             *NEW_FILE,
         ),
-        "Decrypt FILE. The output appears when every tag has passed.",
+        "Decrypt FILE. The output appears when every tag has passed, also at standard output.",
     ),
     Command(
         "reencrypt",

@@ -11,10 +11,12 @@ import sys
 import traceback
 import warnings
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ags_fast.cli import pins
 from ags_fast.cli.codes import (
+    CODE_TEXTS,
     EXIT_FAILED,
     EXIT_SIGNAL,
     EXIT_USAGE,
@@ -27,14 +29,16 @@ from ags_fast.cli.codes import (
     named,
     say_rows,
 )
-from ags_fast.cli.commands import GROUPS, MODULES, SILENT, TEXTS
-from ags_fast.cli.options import add_commands, set_defaults
-from ags_fast.cli.terminal import complain, escaped, interrupts, leave, lost, printable, show_warning, tell, warn
+from ags_fast.cli.commands import ABOUT, ALONE, GROUPS, MODULES, PROGRAM, SILENT, TASKS, TEXTS
+from ags_fast.cli.options import fill, set_defaults
+from ags_fast.cli.places import settle, to_standard_output
+from ags_fast.cli.terminal import complain, escaped, interrupts, leave, lost, printable, say, show_warning, tell, warn
+from ags_fast.cli.text import brief, did_you_mean, wrapped
 from ags_fast.errors import AgsError, FormatError, IntegrityError
 from ags_fast.profiles import NO_PROFILE, PROFILE_ENV, Profile, UnknownProfileError, config_path, profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 def command() -> int:
@@ -74,19 +78,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: With code 2 for wrong arguments; with 0 after ``--help`` and ``--version``.
     """
-    argv = sys.argv[1:] if argv is None else argv
-    parser = _parser(argv)
-    args = parser.parse_args(argv)
+    argv = [*sys.argv[1:]] if argv is None else [*argv]
+    _SafeParser.as_json = "--json" in argv
+    parser, rest = _command(argv)
+    args = parser.parse_intermixed_args(rest)
     if code := _choose(args):
         return code
     chosen: Profile = args.chosen
     if defaults := chosen.commands.get(args.operation):
         set_defaults(args, defaults, f"{chosen.source}, [profiles.{chosen.name}.{args.operation}]")
-        args = parser.parse_args(argv)
+        args = parser.parse_intermixed_args(rest)
     _fill(args, chosen)
     if not args.verbose:
         return _run_all(args)
-    from ags_fast.jobs.records import shown_records
+    from ags_fast.engines.records import shown_records
 
     with shown_records():
         return _run_all(args)
@@ -106,16 +111,18 @@ def _run_all(args: argparse.Namespace) -> int:
 def _choose(args: argparse.Namespace) -> int:
     """Set ``args.chosen`` to the profile, an empty one by default. Returns the exit code of a failure, else 0."""
     args.chosen = NO_PROFILE
-    by_environment = bool(os.environ.get(PROFILE_ENV)) and hasattr(args, "kms")  # other commands take nothing from it
     try:
-        if args.profile or by_environment:
+        if args.profile or hasattr(args, "kms") or hasattr(args, "key_file"):  # other commands take nothing from it
             args.chosen = profile(args.profile)
     except UnknownProfileError as error:
-        if args.profile:
+        named = os.environ.get(PROFILE_ENV)
+        if args.operation == "init":  # is about to write it
+            pass
+        elif args.profile:
             args.usage(str(error))
-        elif args.operation == "show":  # looks for what is wrong
+        elif named and args.operation == "show":  # looks for what is wrong
             warn(f"{error}. {PROFILE_ENV} names it")
-        else:
+        elif named:
             args.usage(f"{error}. {PROFILE_ENV} names it: correct the variable, or unset it")
     except (ValueError, OSError) as error:
         args.file = config_path()
@@ -127,6 +134,7 @@ def _choose(args: argparse.Namespace) -> int:
 def _fill(args: argparse.Namespace, chosen: Profile) -> None:
     """Take from the profile what the command line leaves out."""
     args.chosen = chosen
+    settle(args)
     if getattr(args, "key_store", "") is None:
         args.key_store = chosen.key_store
     if getattr(args, "wants_wrapping_key_id", False) and args.wrapping_key_id is None:
@@ -158,7 +166,8 @@ def _run(args: argparse.Namespace) -> int:
     if result.keys() - {"exit_code"}:
         result = {"operation": args.operation, **result}
     say_rows(result, args)
-    if "rows" in result and (patterns := getattr(args, "paths", None) or getattr(args, "include", None)):
+    named = (getattr(args, name, None) for name in ("paths", "include", "inside"))
+    if "rows" in result and (patterns := next(filter(None, named), None)):
         result["matching"] = patterns
     code: int = result.get("exit_code", 0)
     quiet = args.quiet or sys.stdout is None  # as daemons have it
@@ -167,7 +176,8 @@ def _run(args: argparse.Namespace) -> int:
         warn("standard output is closed, so that it does not show the result")
     if silent or result.keys() <= {"exit_code"}:
         return code
-    return tell(json.dumps(result) if args.json else args.text(escaped(result)), code)
+    show = say if to_standard_output(args) else tell
+    return show(json.dumps(result) if args.json else args.text(escaped(result)), code)
 
 
 def _report_interruption(args: argparse.Namespace) -> int:
@@ -191,7 +201,7 @@ def _place(error: Exception) -> dict[str, Any]:
 def _report_error(args: argparse.Namespace, code: int, text: str, error: BaseException, **more: Any) -> int:
     if args.json:
         told = {"operation": args.operation, "input": args.file, "error_class": type(error).__name__, "error": text}
-        tell(json.dumps(told | more), code)
+        (say if to_standard_output(args) else tell)(json.dumps(told | more), code)
     complain(named(text, error, args))
     return code
 
@@ -199,76 +209,145 @@ def _report_error(args: argparse.Namespace, code: int, text: str, error: BaseExc
 # ---------------------------------------------------------------------------------------------------------- arguments
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of one command. It knows the names of the others, whose imports take time."""
-    _SafeParser.as_json = "--json" in argv
-    return _with_commands(lambda name: name == (argv[0] if argv else None))
+def _command(argv: Sequence[str]) -> tuple[_SafeParser, list[str]]:
+    """Return the parser of the command that `argv` names, and the arguments of the command.
+
+    Options may come before the command. Without a command, and for ``help``, the process ends with the help.
+    """
+    top = _SafeParser(prog=PROGRAM)
+    at = 0
+    while at < len(argv) and argv[at].startswith("-"):
+        if argv[at] == "--version":
+            from ags_fast.cli.version import version_text
+
+            top.exit(tell(version_text()))
+        at += 2 if argv[at] == "--profile" else 1
+    options, words = [*argv[:at]], [*argv[at:]]
+    wants_help = not words or "--help" in options or "-h" in options
+    if words[:1] == ["help"]:
+        words, wants_help = words[1:], True
+    if not words:
+        if options and not {"--help", "-h"} & {*options}:
+            top.error("name a command")
+        top.exit(tell(overview(), end=""))
+    name = _one_of(words[0], TEXTS.keys(), top, "command")
+    if name not in GROUPS:
+        parser = _parsers(name)[name]
+        rest = words[1:]
+    else:
+        group = _SafeParser(prog=f"{PROGRAM} {name}")
+        parsers = _parsers(name)
+        if len(words) < 2 or words[1] in ("-h", "--help"):
+            group.exit(tell(_listed(name, parsers), end=""))
+        parser = parsers[_one_of(words[1], parsers.keys(), group, "operation")]
+        rest = words[2:]
+    return parser, ["--help"] if wants_help else [*options, *rest]
+
+
+def _one_of(word: str, known: Iterable[str], parser: _SafeParser, what: str) -> str:
+    if word not in known:
+        parser.error(f"there is no {what} {word!r}{did_you_mean(word, known)}")
+    return word
+
+
+def _parsers(name: str, make: Callable[..., _SafeParser] | None = None) -> dict[str, _SafeParser]:
+    """Return the parser of a command, or those of a group, by operation, from the module that `MODULES` names."""
+    module = import_module(f"ags_fast.cli.{MODULES[name]}")
+    parsers = {}
+    for one in module.COMMANDS:
+        alone = MODULES.get(one.name) == MODULES[name] and one.name in ALONE
+        if one.name == name or (name in GROUPS and not alone):
+            words = f"{PROGRAM} {name} {one.name}" if name in GROUPS else f"{PROGRAM} {name}"
+            parser = make(one.name, help=one.help, prog=words) if make else _SafeParser(prog=words)
+            parser.description = one.help
+            fill(parser, one, text=getattr(module, "TEXT", None), whole_parser=whole_parser)
+            parsers[one.name] = parser
+    return parsers
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """Return a parser that has the arguments of all commands."""
-    return _with_commands(lambda _: True)
-
-
-def _with_commands(wanted: Callable[[str], bool]) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _SafeParser(
-        prog="ags-fast", description="Client-side encryption of lakehouse files.", allow_abbrev=False
-    )
-    parser.add_argument("--version", action=_Version, nargs=0, help="package, libcrypto and CPU features in use")
-    groups = parser.add_subparsers(required=True, metavar="COMMAND")
+    """Return a parser that has the arguments of all commands, for what describes them."""
+    parser = _SafeParser(prog=PROGRAM, description=ABOUT)
+    parser.add_argument("--version", action="store_true", help="show the package, libcrypto and CPU features in use")
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, text in TEXTS.items():
-        if wanted(name):
-            _add(groups, name)
+        if name in GROUPS:
+            _parsers(name, commands.add_parser(name, help=text).add_subparsers(metavar="OPERATION").add_parser)
+        elif name in MODULES:
+            _parsers(name, commands.add_parser)
         else:
-            groups.add_parser(name, help=text)
+            commands.add_parser(name, help=text)
     return parser
 
 
-def _add(groups: argparse._SubParsersAction[argparse.ArgumentParser], name: str) -> None:
-    """Add a command or a group of commands, from the module that `MODULES` names."""
-    module = import_module(f"ags_fast.cli.{MODULES[name]}")
-    commands = [one for one in module.COMMANDS if name in GROUPS or one.name == name]
-    if name in GROUPS:
-        group = groups.add_parser(name, help=GROUPS[name], allow_abbrev=False)
-        groups = group.add_subparsers(required=True, dest="operation", metavar="OPERATION")
-    add_commands(groups, commands, text=getattr(module, "TEXT", None), whole_parser=whole_parser)
+def overview() -> str:
+    """Return the help of ags-fast: all commands by task."""
+    lines = [ABOUT, "", f"usage: {PROGRAM} COMMAND ...", ""]
+    for task, texts in TASKS.items():
+        lines += [f"{task}:", *(f"  {name:<11} {brief(text)}" for name, text in texts.items()), ""]
+    lines.append(
+        f"{PROGRAM} COMMAND --help shows operands, options, examples and exit codes; {PROGRAM} --version, what runs."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _listed(name: str, parsers: Mapping[str, _SafeParser]) -> str:
+    """Return the help of a group: its operations."""
+    width = max(map(len, parsers))
+    lines = [f"usage: {PROGRAM} {name} OPERATION ...", "", TEXTS[name], ""]
+    lines += [f"  {one:<{width}}  {brief(parser.description or '')}" for one, parser in parsers.items()]
+    return "\n".join([*lines, "", f"{PROGRAM} {name} OPERATION --help shows the rest.", ""])
 
 
 class _SafeParser(argparse.ArgumentParser):
     as_json = False  # whether the command line asks for JSON
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(allow_abbrev=False, **options)
         self.color = False  # Python 3.14 writes codes of colors to a terminal
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Take what follows an option that has one value as its value, also if that begins with "-", as ids may."""
+        """Take what follows an option that has one value as its value, also if that begins with "-", as ids may.
+
+        A value that may be left out follows its option by "=" only: or an operand would be taken for the value.
+        """
         flags, given = self._option_string_actions, list(sys.argv[1:] if args is None else args)
-        for i in range([*given, "--"].index("--") - 1, 0, -1):
-            option = flags.get(given[i - 1])
-            is_value = given[i][:1] == "-" and given[i] != "-" and given[i].partition("=")[0] not in flags
+        for i in range([*given, "--"].index("--") - 1, -1, -1):
+            option = flags.get(given[i])
+            if option is not None and option.nargs == "?":
+                given[i] += f"={option.const}"
+            value = given[i + 1] if i + 1 < len(given) else ""
+            is_value = value[:1] == "-" and value not in ("-", "--") and value.partition("=")[0] not in flags
             if is_value and option is not None and option.nargs is None:
-                given[i - 1 : i + 1] = [f"{given[i - 1]}={given[i]}"]
+                given[i : i + 2] = [f"{given[i]}={value}"]
         return super().parse_known_args(given, namespace)
+
+    def format_help(self) -> str:
+        """Return the help, with examples and exit codes."""
+        import tomllib
+
+        examples = tomllib.loads((Path(__file__).parent / "examples.toml").read_text("utf-8"))
+        shown = [f"  {PROGRAM} {line}" for line in examples[self.prog.removeprefix(f"{PROGRAM} ")]]
+        codes = "; ".join(f"{code} {text}" for code, text in CODE_TEXTS.items())
+        return "\n".join([super().format_help(), "examples:", *shown, "", *wrapped(f"exit codes: {codes}", 2), ""])
 
     def error(self, message: str) -> NoReturn:
         """End with one line: the usage of most commands has more lines than a reader wants to skip."""
+        unknown = message.removeprefix("unrecognized arguments: ").split()
+        if len(unknown) < len(message.split()) and (near := did_you_mean(unknown[0], self._option_string_actions)):
+            message = f"there is no option {unknown[0]}{near}"
         text = printable(message)  # it may quote a name that a shell has filled in
         if self.as_json:
             operation = self.prog.rpartition(" ")[2]
             told = {"operation": operation, "input": None, "error_class": "UsageError", "error": text}
             tell(json.dumps(told), EXIT_USAGE)
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {text}. See {self.prog} --help\n")
+        self.exit(
+            EXIT_USAGE,
+            f"{self.prog}: error: {text}{'' if text.endswith('?') else '.'} See {self.prog} --help\n",
+        )
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stderr:
             super()._print_message(message, file)
         elif code := tell(message, end=""):
             self.exit(code)
-
-
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from ags_fast.cli.version import version_text
-
-        parser.exit(tell(version_text()))

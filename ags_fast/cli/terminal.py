@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._text import printable
-from ags_fast.cli.codes import EXIT_FAILED, EXIT_NOT_FOUND
+from ags_fast.cli.codes import EXIT_NOT_FOUND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +26,7 @@ __all__ = [
     "leave",
     "lost",
     "printable",
+    "say",
     "show_warning",
     "tell",
     "warn",
@@ -47,9 +48,15 @@ def escaped(value: Any) -> Any:
 
 
 def complain(text: str) -> None:
-    """Print a line to standard error, if anybody reads it: a terminal that hangs up does not."""
+    """Print a line to standard error."""
+    say(f"ags-fast: {printable(text)}")
+
+
+def say(text: str, code: int = 0) -> int:
+    """Print to standard error, if anybody reads it: a terminal that hangs up does not. Returns the exit code."""
     with suppress(OSError, ValueError):
-        print(f"ags-fast: {printable(text)}", file=sys.stderr)
+        print(text, file=sys.stderr)
+    return code
 
 
 def tell(text: str, code: int = 0, end: str = "\n") -> int:
@@ -66,7 +73,7 @@ def tell(text: str, code: int = 0, end: str = "\n") -> int:
 def lost(error: BaseException | None) -> int:
     """Say why standard output takes nothing, unless its reader has seen enough, as `head`. Returns the exit code."""
     if isinstance(error, BrokenPipeError):
-        return EXIT_FAILED
+        return 0
     complain(f"what the command shows is lost, because standard output takes nothing: {getattr(error, 'strerror', '')}")
     return EXIT_NOT_FOUND
 

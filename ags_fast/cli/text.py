@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
-from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from ags_fast.page.words import count, day, when
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["as_text", "brief", "count", "day", "did_you_mean", "fields", "flat", "table", "when", "wrapped"]
 
 NARROW = 12  # characters that a cell keeps, however narrow the terminal is
 
@@ -22,27 +27,27 @@ def as_text(result: Mapping[str, Any]) -> str:
 def fields(values: Mapping[str, Any]) -> list[str]:
     """A line for each value, after its name."""
     width = max(map(len, values), default=0)
-    return [f"{name.replace('_', ' '):<{width}}  {value}" for name, value in values.items()]
+    return [f"{name.replace('_', ' '):<{width}}  {_word(value)}" for name, value in values.items()]
+
+
+def _word(value: Any) -> str:
+    return "yes" if value is True else "no" if value is False else "-" if value is None else str(value)
+
+
+def brief(text: str) -> str:
+    """The first part of a help."""
+    return re.split(r"[;.:]\s|[.]$", text, maxsplit=1)[0]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: the known one that it resembles, if there is one."""
+    near = get_close_matches(word, [*known], 1)
+    return f": did you mean {near[0]!r}?" if near else ""
 
 
 def flat(result: Mapping[str, Any]) -> dict[str, Any]:
     """What is neither a list nor a dict in a result."""
     return {name: value for name, value in result.items() if not isinstance(value, (list, dict))}
-
-
-def count(number: int, thing: str) -> str:
-    """`number` things, in the plural where that is right."""
-    return f"{number:,} {thing}{'s' * (number != 1)}"
-
-
-def when(time_ms: int) -> str:
-    """A time in milliseconds since 1970, in UTC, to the second."""
-    return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
-
-
-def day(time_ms: int) -> str:
-    """The day of a time in milliseconds since 1970, in UTC."""
-    return when(time_ms)[:10]
 
 
 def wrapped(text: str, indent: int) -> list[str]:

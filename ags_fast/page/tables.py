@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.cli.audit import uses_note
-from ags_fast.cli.page.graph import kind_of
-from ags_fast.cli.page.picture import meter
-from ags_fast.cli.text import count, day, when
 from ags_fast.markup import Html, clipped, el, joined, nbytes
+from ags_fast.page.graph import kind_of
+from ags_fast.page.picture import meter
+from ags_fast.page.words import count, day, uses_note, when
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -186,7 +185,7 @@ def versions(found: Mapping[str, Any]) -> Html:
                 version["operation"],
                 when(version["time_ms"]),
                 f"{version['files']:,}",
-                nbytes(version["plain_length"]),
+                nbytes(version["source_length"]),
                 count(len(opened), "KEK"),
                 f"{sum(row['data_keys'] for row in opened):,}",
                 "" if expires is None else "by the next job that commits" if late else f"from {day(expires)}",

@@ -1,4 +1,4 @@
-"""The commands as a tree, read from their parsers: for manual pages."""
+"""The commands as a tree, read from their parsers."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.cli.page.tables import command_line, sub, table
-from ags_fast.cli.text import count
-from ags_fast.markup import Html, clipped, el, joined, nbytes
+from ags_fast.markup import Html, clipped, el, joined
+from ags_fast.page.tables import command_line, sub, table
+from ags_fast.page.words import amounts, cost_of, count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,26 +36,6 @@ def _step(step: Mapping[str, Any]) -> Html:
     command = command_line(step["command"]) if step["command"] else None
     cost = el("p", sub(cost_of(step))) if "kms_calls" in step else None
     return el("li", el("p", clipped(step["text"], 1000)), only_if, command, cost)
-
-
-def cost_of(step: Mapping[str, Any]) -> str:
-    """Return what a step costs, as a sentence."""
-    calls = ", ".join(f"{number:,} {call}" for call, number in step["kms_calls"].items() if number)
-    parts = [f"KMS calls: {calls or 'none'}"]
-    parts += [f"KEKs changed: {step['key_store']['keks']:,}"] if step["key_store"]["keks"] else []
-    parts += [f"{what}: {held}" for what in ("written", "removed") if (held := amounts(step[what]))]
-    return "; ".join(parts) + "."
-
-
-def amounts(counts: Mapping[str, int]) -> str:
-    """Return numbers of versions, tables and files, with their bytes."""
-    parts = [count(number, "version")] if (number := counts.get("versions", 0)) else []
-    parts += [
-        f"{count(number, thing)} ({nbytes(counts[f'{thing}_bytes'])})"
-        for thing in ("table", "file")
-        if (number := counts.get(f"{thing}s", 0))
-    ]
-    return ", ".join(parts)
 
 
 def sum_of(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ags_fast.cli.text import count, day
+from ags_fast.page.words import count, day
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

@@ -1,19 +1,17 @@
-"""SVG: what opens what, and ages against the policy."""
+"""SVG: what opens what, and meters of what is used up."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ags_fast.cli.page.graph import Graph, kind_of
-from ags_fast.dataset.policy import DAY_MS
-from ags_fast.markup import Html, clipped, el, joined, text
+from ags_fast.markup import Html, clipped, el, joined
+from ags_fast.page.graph import Graph
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable
 
 HEADS = ("Master keys", "KEKs", "Versions")
-BINS = 24
 
 
 class Size(NamedTuple):
@@ -111,53 +109,3 @@ def meter(part: float, label: str) -> Html:
         role="img",
         aria_label=label,
     )
-
-
-def ages(found: Mapping[str, Any]) -> Html:
-    """Return how many KEKs are how old, with the lifetime that the policy allows."""
-    lifetime = found["policy"]["kek_lifetime_days"]
-    days = [(max(0.0, (found["time_ms"] - key["created_ms"]) / DAY_MS), kind_of(key, found)) for key in found["keys"]]
-    limit = max(lifetime * 1.15, max((age for age, _ in days), default=0) * 1.02, 1e-3)
-    bins: list[dict[str, int]] = [{} for _ in range(BINS)]
-    for age, kind in days:
-        held = bins[min(BINS - 1, int(age / limit * BINS))]
-        held[kind] = held.get(kind, 0) + 1
-    return joined(_histogram(bins, lifetime, limit, 900, "broad"), _histogram(bins, lifetime, limit, 330, "narrow"))
-
-
-def _histogram(bins: Sequence[Mapping[str, int]], lifetime: float, limit: float, width: int, name: str) -> Html:
-    top, base = 22, 132
-    most = max(max(sum(held.values()) for held in bins), 1)
-    step = width / BINS
-    parts = []
-    for n, held in enumerate(bins):
-        y = float(base)
-        for kind, look in (("active", "bar"), ("lapsed", "late"), ("retired", "rest")):
-            if number := held.get(kind):
-                tall = max(2.0, (base - top) * number / most)
-                y -= tall
-                words = f"{number:,} {kind} KEKs, {n * limit / BINS:,.0f} to {(n + 1) * limit / BINS:,.0f} days old"
-                parts.append(
-                    el(
-                        "rect",
-                        el("title", words),
-                        x=f"{n * step + 1:.4g}",
-                        y=f"{y:.4g}",
-                        width=f"{step - 2:.4g}",
-                        height=f"{tall:.4g}",
-                        rx=1.5,
-                        class_=look,
-                    )
-                )
-    small = 12 if width > 500 else 10
-    at = width * lifetime / limit
-    side = {"x": f"{at - 6:.4g}", "text_anchor": "end"} if at > width / 2 else {"x": f"{at + 6:.4g}"}
-    parts += [
-        el("line", x1=0, y1=base, x2=width, y2=base, class_="axis"),
-        el("line", x1=f"{at:.4g}", y1=4, x2=f"{at:.4g}", y2=base, class_="limit"),
-        el("text", f"policy: {lifetime:,g} days", y=13, class_="what", font_size=small, **side),
-        el("text", "new", x=0, y=base + 16, class_="what", font_size=small),
-        el("text", f"{limit:,.0f} days old", x=width, y=base + 16, text_anchor="end", class_="what", font_size=small),
-    ]
-    label = f"{text(most)} KEKs at most are of one age; the policy allows {lifetime:,g} days"
-    return el("svg", *parts, viewBox=f"0 0 {width} {base + 22}", role="img", aria_label=label, class_=f"ages {name}")

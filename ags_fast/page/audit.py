@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ags_fast._version import __version__
-from ags_fast.cli.audit import policy_lines
-from ags_fast.cli.page import events, picture, tables
-from ags_fast.cli.page.graph import graph_of, kind_of
-from ags_fast.cli.page.style import STYLE
-from ags_fast.cli.text import count, when
 from ags_fast.markup import Html, clipped, el, joined
+from ags_fast.page import events, picture, tables
+from ags_fast.page.graph import graph_of, kind_of
+from ags_fast.page.words import count, policy_lines, when
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FEW = 12  # KEKs whose ages are told by the table alone
+STYLE = (Path(__file__).parent / "page.css").read_text("utf-8")
 PROBLEMS = 20  # unread things that are named
 
 
@@ -112,14 +111,8 @@ def _picture(found: Mapping[str, Any]) -> Html:
 def _tables(found: Mapping[str, Any]) -> Html:
     lines = [line.partition("  ") for line in policy_lines(dict(found["policy"]))]
     rules = el("dl", *(el("div", el("dt", term), el("dd", rule.strip())) for term, _, rule in lines), class_="rules")
-    parts = [
-        _section("Master keys", "You destroy versions in the KMS. No command of ags-fast does.", tables.masters(found))
-    ]
-    drawn = None
-    if len(found["keys"]) > FEW:
-        caption = "KEKs by age. Blue: wrapping. Amber: wrapping, past the policy. Grey: retired, which only open."
-        drawn = el("figure", picture.ages(found), el("figcaption", caption))
-    parts.append(el("section", el("h2", "KEKs and the policy"), rules, drawn, tables.keks(found)))
+    parts = [_section("Master keys", "You destroy versions in the KMS, or in a local keystore.", tables.masters(found))]
+    parts.append(el("section", el("h2", "KEKs and the policy"), rules, tables.keks(found)))
     about = "Each version opens as long as its KEKs, and the master key above them, are there."
     parts.append(_section("Versions", about, tables.versions(found)))
     return joined(*parts)
