@@ -18,7 +18,11 @@ STYLE = """
     text { font: 13px sans-serif; fill: #1a1a2e }
     .name { font: bold 13px monospace }
     .note { font-size: 12px; fill: #3a3a4e }
-    .sheet { fill: #ffffff; stroke: none; rx: 0 }
+    .sheet { fill: none; stroke: none }
+    @media (prefers-color-scheme: dark) {
+        rect { fill: #1c2240; stroke: #7986cb } .c rect { fill: #12291a; stroke: #66bb6a }
+        text { fill: #e6edf3 } .note { fill: #b5bdc7 }
+    }
 """
 BELOW = (
     ("_core.pyx", "buffers and exceptions; no format"),
