@@ -38,7 +38,7 @@ SPARK = "from pyspark.sql import SparkSession"
 
 
 def test_readme_is_short():
-    assert len(README.read_text().splitlines()) <= 150
+    assert len(README.read_text().splitlines()) < 130
 
 
 def pages_to_run():
