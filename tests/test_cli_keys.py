@@ -224,7 +224,7 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     printed = capsys.readouterr()
     assert secret.hex() not in printed.out + printed.err
     for args in (  # type: ignore[assignment]
-        ["keys"],
+        ["keys", "--json"],
         ["keys", "init"],
         ["keys", "list", "k", "--key", "00"],
         ["keys", "list", "k", *KEY, *KEY[:1]],

@@ -289,7 +289,7 @@ def test_what_an_event_calls_for_costs_what_was_said(
 
 
 def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code = cli.main(words)
+    code = cli.main([*words, "--yes"] if words[0] == "expire" else words)
     printed = capsys.readouterr()
     assert code == 0, printed
 

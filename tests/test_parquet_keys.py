@@ -132,7 +132,7 @@ def test_what_needs_the_footer_key() -> None:
 def test_what_is_encrypted_is_not_encrypted_again() -> None:
     for mode in FOUR:
         sealed = seal(rich(), mode)
-        refused(PolicyError, "encrypted already.*reencrypt_file", parquet.encrypt_file, sealed, UNIFORM.keys([]))
+        refused(PolicyError, "encrypted already.*re-encrypt", parquet.encrypt_file, sealed, UNIFORM.keys([]))
 
 
 @pytest.mark.parametrize("footer", [False, True])

@@ -741,7 +741,7 @@ def test_spark_finds_modules_that_import_little() -> None:
     answer = subprocess.run([sys.executable, "-P", "-c", code], env=env, check=True, capture_output=True, text=True)
     names, loaded = answer.stdout.splitlines()
     assert names == "ags_parquet ags_avro"
-    expected = ["ags_fast", "ags_fast._lazy", "ags_fast.spark", "ags_fast.spark.datasource"]
+    expected = ["ags_fast", "ags_fast._lazy", "ags_fast.errors", "ags_fast.spark", "ags_fast.spark.datasource"]
     assert loaded == f"{[*expected, 'ags_fast.spark.datasource.sources']} False"
 
 

@@ -194,9 +194,10 @@ def test_a_tree_of_hidden_files_is_not_ok(src: Path, kms: dict[str, str], tmp_pa
     assert "skipped" in told
     assert cli.main([*command, "--hidden", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["skipped_by"] == {}
-    (src / "_SUCCESS").unlink()  # empty folders had nothing to lose
-    (src / "folder").mkdir()
-    assert cli.main([*command, "--hidden"]) == 0
+    (src / "_SUCCESS").unlink()
+    (src / "folder").mkdir()  # an empty one is no file
+    assert cli.main([*command, "--hidden"]) == 5
+    assert cli.main([*command, "--hidden", "--allow-empty"]) == 0
 
 
 def test_options_of_the_command(odd: Path, kms: dict[str, str], tmp_path: Path, capsys: Any) -> None:
