@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from ags_fast import jobs
 from ags_fast.dataset.access import Access
-from ags_fast.fs import Store
 from ags_fast.engines.local import LocalEngine
+from ags_fast.fs import Store
 from ags_fast.jobs.work.context import Context, Task
 from ags_fast.jobs.work.dispatch import run_file
 from ags_fast.keys.cache import clear_cache
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ags_fast.jobs import JobResult
     from ags_fast.engines.base import Engine
+    from ags_fast.jobs import JobResult
 
 LARGE_FILES, LARGE = 16, 128 * MIB
 SMALL_FILES, SMALL = 4000, 4 << 10
