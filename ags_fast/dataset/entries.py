@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import hmac
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ags_fast.ags1 import encrypted_length
@@ -13,10 +14,9 @@ from ags_fast.errors import IntegrityError
 from ags_fast.keys.envelope import binding
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable
 
-
-Patterns: TypeAlias = "str | Sequence[str] | None"  # of `fnmatch`; None: all files
+Patterns: TypeAlias = str | Sequence[str] | None  # of `fnmatch`; None: all files
 NEAR_NAMES = 10_000  # files whose names are searched for one that is close to a mistyped name
 
 
