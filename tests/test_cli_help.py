@@ -44,7 +44,7 @@ def ended(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, st
     return code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("words", [[], ["help"], ["--help"], ["-h"]])
+@pytest.mark.parametrize("words", [[], ["help"], ["help", "help"], ["--help"], ["-h"]])
 def test_all_commands_by_task(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = ended(capsys, *words)
     assert (code, err) == (0, "")

@@ -219,7 +219,7 @@ def _next_lines(found: dict[str, Any]) -> list[str]:
         return []
     if found["what"] == "mek":
         return ["Next: `ags-fast keys audit` says whether the old version of the master key may be destroyed."]
-    return ["Next: `ags-fast expire --keep 1` removes the old KEKs after their grace, and what needs them."]
+    return ["Next: `ags-fast expire DATASET --keep 1` removes the old KEKs after their grace, and what needs them."]
 
 
 # ------------------------------------------------------------------------------------------------------------ commands

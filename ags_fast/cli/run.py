@@ -224,7 +224,7 @@ def _command(argv: Sequence[str]) -> tuple[_SafeParser, list[str]]:
         at += 2 if argv[at] == "--profile" else 1
     options, words = [*argv[:at]], [*argv[at:]]
     wants_help = not words or "--help" in options or "-h" in options
-    if words[:1] == ["help"]:
+    while words[:1] == ["help"]:
         words, wants_help = words[1:], True
     if not words:
         if options and not {"--help", "-h"} & {*options}:
