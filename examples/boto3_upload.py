@@ -20,6 +20,8 @@ from ags_fast.keys import StandardKeyMetadata, load_kms
 
 def main() -> None:
     """Upload one object, and download it."""
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
     bucket, name = sys.argv[1], "reports/2026.csv"
     s3 = boto3.client("s3")
     with tempfile.TemporaryDirectory() as folder, load_kms(local_kms(Path(folder))) as kms:

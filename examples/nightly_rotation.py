@@ -1,4 +1,4 @@
-"""A nightly task of Airflow, cron or Kubernetes: rotate what is due, remove what no version needs, verify, report.
+"""A nightly task of Airflow, cron or Kubernetes: do what is due, and nothing else; verify a share; report.
 
 python examples/nightly_rotation.py DATASET --kms encryption.kms-type=... [--kms NAME=VALUE ...]
 
@@ -17,21 +17,22 @@ from ags_fast import jobs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KEEP = timedelta(days=30)
+SHARE = 0.05  # of the files, each night others: all of them in some 20 nights
 log = logging.getLogger("nightly_rotation")
 
 
 def run(dataset: str, kms: Mapping[str, str]) -> bool:
     """Do the work of one night. Returns whether all is well."""
-    jobs.sweep(dataset, kms=kms)  # what dead jobs left
-    due = jobs.audit(dataset, kms=kms)["steps"]
-    for step in due:
-        log.info("due: %s, because %s", step["name"], ", ".join(map(str, step["about"])) or "of the policy")
-    rotated = jobs.rotate(dataset, kms=kms, what="kek")
-    expired = jobs.expire(dataset, kms=kms, keep=1, older_than=KEEP)
-    verified = jobs.verify_files(dataset, kms=kms)
-    log.info("pin to keep elsewhere: %s", verified.pin)
-    return not (rotated.failed or expired.failed or verified.failed)
+    done = []
+    for step in jobs.audit(dataset, kms=kms)["steps"]:  # such as sweep, rotate, expire: what `ags-fast maintain` does
+        log.info("due: %s (%s)", step["name"], ", ".join(map(str, step["about"])) or "by the policy")
+        arguments = dict(step["arguments"])
+        if "older_than" in arguments:
+            arguments["older_than"] = timedelta(days=arguments["older_than"])
+        done.append(getattr(jobs, step["function"])(dataset, kms=kms, **arguments))
+    done.append(jobs.verify_files(dataset, kms=kms, sample=SHARE))
+    log.info("pin to keep elsewhere: %s", done[-1].pin)
+    return not any(result.failed for result in done)
 
 
 def main() -> None:

@@ -372,6 +372,7 @@ def test_the_commands_of_the_documentation(
     assert len(commands) > 20
     assert {word for line in commands for word in shlex.split(line)[1:3]} >= {"rotate", "expire", "audit", "status"}
     write_tree(folder / "orders", {"2026/a": b"a", "2025/b": b"b"})
+    commands = [line for line in commands if "config init" not in line]
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     keystore = ["--keystore", "keystore.json", "--key-file", "keystore.key"]
     assert cli.main(["config", "init", "local", *keystore, "--wrapping-key-id", "sales"]) == 0

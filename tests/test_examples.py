@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import encrypt, object_of, write_tree
+from datasets import encrypt, write_tree
 from support import python_env
 
-from ags_fast import Dataset
+from ags_fast import Dataset, jobs
 
 if TYPE_CHECKING:
     from servers import S3Server
@@ -70,19 +70,24 @@ def test_boto3(moto_s3: S3Server) -> None:
 
 
 def test_nightly_rotation(kms: dict[str, str], tmp_path: Path) -> None:
+    """What is due is done, and nothing else."""
     encrypt(write_tree(tmp_path / "src", {"a": b"one", "b": b"two"}), tmp_path / "ds", kms)
-    before = Dataset.open(tmp_path / "ds", kms=kms).sealed_files()
-    keys = {file.key_id for file in before}
     options = [text for name, value in kms.items() for text in ("--kms", f"{name}={value}")]
-    done = run_example("nightly_rotation", str(tmp_path / "ds"), *options)
-    assert done.returncode == 0, done.stderr
-    assert "nightly_rotation: pin to keep elsewhere: " in done.stderr
-    after = Dataset.open(tmp_path / "ds", kms=kms).sealed_files()
-    assert keys.isdisjoint({file.key_id for file in after})
-    with open(object_of(tmp_path / "ds", kms, "a"), "r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        file.write(b"?")
-    assert run_example("nightly_rotation", str(tmp_path / "ds"), *options).returncode == 1
+
+    def night() -> tuple[set[str], int, str]:
+        done = run_example("nightly_rotation", str(tmp_path / "ds"), *options)
+        assert done.returncode == 0, done.stderr
+        assert "nightly_rotation: pin to keep elsewhere: " in done.stderr
+        now = Dataset.open(tmp_path / "ds", kms=kms)
+        return {file.key_id for file in now.sealed_files()}, now.version, done.stderr
+
+    keys, version, told = night()
+    assert night()[:2] == (keys, version)
+    assert "due:" not in told
+    jobs.set_policy(tmp_path / "ds", jobs.Policy(kek_uses=1, keep=2), kms=kms)
+    newer, _, told = night()
+    assert "due:" in told
+    assert keys.isdisjoint(newer)
 
 
 def test_notebook(monkeypatch: pytest.MonkeyPatch) -> None:

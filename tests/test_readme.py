@@ -31,7 +31,6 @@ ags-fast config init local --keystore keystore.json --key-file keystore.key --wr
 """
 BEFORE = {  # what a page says that is there when it begins
     "recovery.md": LOCAL + "ags-fast encrypt orders orders.enc --wrapping-key-id sales",
-    "rotation.md": LOCAL,
     "upkeep.md": LOCAL + "ags-fast encrypt orders orders.enc --wrapping-key-id sales",
 }
 SPARK = "from pyspark.sql import SparkSession"
@@ -206,7 +205,7 @@ def test_frames_on_spark(tmp_path):
     printed = on_spark("spark.md", lambda snippet: True, tmp_path, session=(session, real))
     assert "|     DE| 1000|" in printed
     assert len(list((tmp_path / "partitioned.enc").glob("year=2026/month=*"))) == 12
-    assert list((tmp_path / "events.copy").glob("*.parquet"))
+    assert list((tmp_path / "events-copy.enc").glob("*.parquet"))
 
 
 @pytest.mark.more
