@@ -108,11 +108,8 @@ def test_log(dataset: Path, kms: dict[str, str], capsys: pytest.CaptureFixture[s
     assert found["versions"][0]["pin"] == found["pin"]
     assert run(dataset, kms, "log", "--last", "2") == 0
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[0] for line in shown if line.startswith("version")] == [
-        "version 6  write",
-        "version 5  rekey",
-    ]
-    assert found["pin"] in shown[2]
+    assert [line.split()[:2] for line in shown] == [["version", "by"], ["6", "write"], ["5", "rekey"]]
+    assert found["pin"] in shown[1]
     expire(dataset, kms=kms, keep=2, force=True).raise_for_failures()
     assert [one["number"] for one in as_json(capsys, dataset, kms, "log")["versions"]] == [7, 6, 5]
 

@@ -163,7 +163,7 @@ class Progress:
     def __init__(self, args: argparse.Namespace, total: int) -> None:
         from ags_fast.jobs.bars import make_bar
 
-        self.bar = make_bar(args.operation, total, progress(args), divisor=1024)
+        self.bar = make_bar(args.operation, total, progress(args))
         self.total = total
         self.begun = time.monotonic()
 

@@ -10,7 +10,7 @@ from ags_fast.cli.job import DATASET, known, opened
 from ags_fast.cli.kms import kms
 from ags_fast.cli.options import EXCLUDE, Command, option, positive
 from ags_fast.cli.places import PATH, PATTERNS
-from ags_fast.cli.text import count, fields, table, when
+from ags_fast.cli.text import fields, table, when
 from ags_fast.dataset.dataset import Dataset, DatasetVersion
 from ags_fast.dataset.entries import chosen_files
 from ags_fast.dataset.key_material import KEYTOOLS
@@ -154,12 +154,12 @@ def _changed(mtime_ns: int | None) -> str:
     return UNKNOWN if mtime_ns is None else when(mtime_ns // 1_000_000)
 
 
-def _log_text(found: dict[str, Any]) -> Iterable[str]:
-    for version in found["versions"]:
-        size = f"{count(version['files'], 'file')}, {count(version['source_length'], 'byte')}"
-        yield f"version {version['number']}  {version['operation']}, {when(version['time_ms'])} UTC"
-        yield f"    {size}, by job {version['job_id']}"
-        yield f"    pin {version['pin']}"
+def _log_text(found: dict[str, Any]) -> list[str]:
+    rows = []
+    for one in found["versions"]:
+        numbers = f"{one['files']:,}", f"{one['source_length']:,}"
+        rows.append((str(one["number"]), one["operation"], when(one["time_ms"]), *numbers, one["pin"]))
+    return table(("version", "by", "at (UTC)", "files", "bytes", "pin"), rows, (True, False, False, True, True, False))
 
 
 def _diff_text(found: dict[str, Any]) -> Iterable[str]:

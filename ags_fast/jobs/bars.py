@@ -112,14 +112,14 @@ def _terminal_bar(all_files: int | None, **options: Any) -> tqdm:
 
 
 def make_bar(
-    desc: str, total: int, progress: object, *, files: int | None = None, unit: str = "B", divisor: int = 1000
+    desc: str, total: int, progress: object, *, files: int | None = None, unit: str = "B"
 ) -> tqdm | Lines | Hidden:
     """Return what shows a job's progress, as the argument `progress` of the functions of jobs says.
 
     True: a bar. None: a bar on a terminal, else nothing. "lines": a bar on a terminal, else `Lines`. False and
-    callables: nothing. divisor: 1024 to have the bar count in KiB, MiB and so on.
+    callables: nothing. Bytes are counted in kB, MB and so on.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     if progress is True or (progress in (None, "lines") and is_terminal):
-        return _terminal_bar(files, total=total, unit=unit, unit_scale=True, unit_divisor=divisor, desc=desc)
+        return _terminal_bar(files, total=total, unit=unit, unit_scale=True, desc=desc)
     return Lines(desc, total, files, unit) if progress == "lines" else Hidden()

@@ -103,7 +103,7 @@ def run_tasks(context: Context, tasks: Sequence[Task], options: Options, *, writ
     failures = 0
     callback = options.progress if callable(options.progress) and context.op != "compare" else None
     total, counts, lock = sum(task.nbytes for task in tasks), {"rows": 0, "parts": 0}, threading.Lock()
-    with make_bar(context.op, total, options.progress, files=len(tasks), divisor=1024) as bar:
+    with make_bar(context.op, total, options.progress, files=len(tasks)) as bar:
 
         def show(what: str, nbytes: int, files: int = 0) -> None:
             """Show the bytes of rows, or of parts of files where the engine tells them, which are there earlier."""
