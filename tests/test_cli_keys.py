@@ -17,7 +17,7 @@ import pytest
 from support import python_env
 
 from ags_fast import Dataset, IntegrityError, cli, jobs
-from ags_fast.cli.codes import EXIT_FAILED, EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
+from ags_fast.cli.codes import EXIT_INTEGRITY, EXIT_KEY_ACCESS, EXIT_NOT_FOUND, EXIT_USAGE
 from ags_fast.keys import clear_cache, load_kms
 from ags_fast.keys.kms import local
 
@@ -154,7 +154,7 @@ def test_versions_that_nothing_needs_are_destroyed(
     shutil.copytree("two", "old")
     wrapped = load_kms(kms).wrap_key(b"a key", "m")
     assert cli.main(["keys", "rotate", "one", "--what", "mek", "--keystore", "keystore", *KEY]) == 0
-    told = refused(capsys, EXIT_FAILED, *DESTROY, "--dataset", "one", "--dataset", "two")
+    told = refused(capsys, EXIT_INTEGRITY, *DESTROY, "--dataset", "one", "--dataset", "two")
     assert "two at version 2" in told
     assert "wraps 1 keys" in told
     assert "/one" not in told
@@ -297,7 +297,7 @@ def test_a_passphrase_that_is_typed(here: Path) -> None:
     assert "differ" in shown
     assert not (here / "second").exists()
     code, shown = typed([], "init", "keystore")
-    assert code == EXIT_FAILED
+    assert code == EXIT_USAGE
     assert "Passphrase" not in shown
 
 

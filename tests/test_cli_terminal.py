@@ -455,9 +455,15 @@ def run_into(folder: Path, output: str, *words: str) -> subprocess.CompletedProc
 def test_outputs_that_take_nothing(odd: Path, kms: list[str], output: str) -> None:
     done = run_into(odd, output, "decrypt", "ds", "out", *kms)
     assert (done.returncode, len(list((odd / "out").iterdir()))) == (0 if output == ">&-" else 5, len(NAMES))
-    for words in (["ls", "ds", *kms], ["cat", "ds", "c1\x9b31m", *kms], ["--version"], ["ls", "--help"], ["man", "m"]):
+    for words in (
+        ["ls", "ds", *kms],
+        ["cat", "ds", "c1\x9b31m", *kms],
+        ["--version"],
+        ["ls", "--help"],
+        ["keys", "init", "k", "--key-file", "f"],
+    ):
         done = run_into(odd, output, *words)
-        assert done.returncode == (5 if words[0] != "man" or output != ">&-" else 0), (words, done.stderr)
+        assert done.returncode == (5 if words[0] != "keys" or output != ">&-" else 0), (words, done.stderr)
         assert "standard output" in done.stderr
         assert "Traceback" not in done.stderr
         assert "Exception" not in done.stderr
@@ -486,7 +492,9 @@ SHOWN = {
 
 
 def leaves() -> list[str]:
-    return [" ".join(node.words) for node in tree_of(whole_parser()).all() if not node.nodes]
+    return [
+        " ".join(node.words) for node in tree_of(whole_parser()).all() if not node.nodes and node.words != ("help",)
+    ]
 
 
 @pytest.mark.parametrize("full", [True, False])

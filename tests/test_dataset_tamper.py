@@ -216,8 +216,11 @@ def errors(target: Target, *readers: Callable[[Target], None]) -> list[AgsError]
 
 
 def named(found: list[AgsError], path: str) -> bool:
-    """Whether an error names the object, or the KMS does not know what is said to have wrapped its KEK."""
-    return any(path in str(error) or isinstance(error, KeyAccessError) for error in found)
+    """Whether an error names the object, or its file, or the KMS does not know what is said to have wrapped its KEK."""
+    file = path.partition(".20")[0]
+    return any(
+        path in str(error) or f"of {file} " in str(error) or isinstance(error, KeyAccessError) for error in found
+    )
 
 
 def readers_of(kind: str) -> tuple[Callable[[Target], None], ...]:

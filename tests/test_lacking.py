@@ -50,6 +50,7 @@ PURPOSES = {  # of calls that mean what a file system may lack
 ELSEWHERE = {
     "__main__.py": "standard streams",
     "avro/decoders.py": "a file in memory",
+    "cli/config.py": "the configuration of whoever runs the command",
     "cli/kms.py": "the terminal",
     "cli/run.py": "standard streams",
     "cli/terminal.py": "standard streams",
@@ -58,9 +59,11 @@ ELSEWHERE = {
     "filesystem/files.py": "folders beside those of a dataset",
     "filesystem/mounting.py": "FUSE",
     "iceberg/work/tasks.py": "files of Iceberg tables",
-    "jobs/engines/processes.py": "pipes",
-    "jobs/engines/start.py": "the interpreter",
-    "jobs/engines/worker.py": "pipes",
+    "engines/processes.py": "pipes",
+    "engines/start.py": "the interpreter",
+    "engines/worker.py": "pipes",
+    ("cli/files.py", "standard_input", "isatty"): "standard input",
+    ("cli/stream.py", "_verify", "read"): "standard input",
     ("fs/below.py", "regular", "close"): "a pipe in the place of a file",
     ("fs/new.py", "remove_sidecar", "unlink"): "Hadoop's checksum of a Parquet file",
     ("fs/walk.py", "_sweep_beside", "listdir"): "after a job was interrupted",
@@ -129,6 +132,7 @@ COMMANDS = [  # the cheapest first
     f"ls ds --pin-file pin {SECRET}",
     f"cat ds a {SECRET}",
     f"cp ds:a out {SECRET}",
+    f"cp -r ds: copied {SECRET}",
     f"cp src/a ds:new {SECRET}",
     f"decrypt ds out {SECRET}",
     f"encrypt src ds2 --wrapping-key-id {MASTER} {SECRET}",
@@ -136,7 +140,7 @@ COMMANDS = [  # the cheapest first
     f"encrypt src2 ds --overwrite --delete-sources {SECRET}",
     f"keys rotate ds {SECRET}",
     f"sweep ds --older-than 0 {SECRET}",
-    f"sweep ds --older-than 1 {SECRET}",
+    f"sweep ds --older-than 1h {SECRET}",
 ]
 
 

@@ -306,10 +306,10 @@ def inspect_text(found: dict[str, Any]) -> str:
         (f"{one['number']}-{one['sha256']}", one["operation"], when(one["time_ms"]), f"{one['files']:,}")
         for one in found["versions"]
     ]
-    keys = [
-        (one["key_id"], "double" if one["double_wrap"] else "single", one["wrapping_key_id"], one["state"])
-        for one in found["keys"]
-    ]
+    keys = []
+    for one in found["keys"]:
+        wrap = ("double" if one["double_wrap"] else "single") + ", columns" * one["for_columns"]
+        keys.append((one["key_id"], wrap, one["wrapping_key_id"], one["state"]))
     lines = [
         *fields(flat(found)),
         "",
