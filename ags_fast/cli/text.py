@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 import textwrap
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ags_fast.page.words import count, day, when
@@ -41,8 +40,9 @@ def brief(text: str) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: the known one that it resembles, if there is one."""
-    near = get_close_matches(word, [*known], 1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    from difflib import get_close_matches  # only errors need it
+
+    return next((f": did you mean {near!r}?" for near in get_close_matches(word, [*known], 1)), "")
 
 
 def flat(result: Mapping[str, Any]) -> dict[str, Any]:

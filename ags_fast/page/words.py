@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ags_fast.markup import nbytes
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -60,6 +58,8 @@ def cost_of(step: Mapping[str, Any]) -> str:
 
 def amounts(counts: Mapping[str, int]) -> str:
     """Return numbers of versions, tables and files, with their bytes."""
+    from ags_fast.markup import nbytes  # every start of the command reads this module, and needs no HTML
+
     parts = [count(number, "version")] if (number := counts.get("versions", 0)) else []
     parts += [
         f"{count(number, thing)} ({nbytes(counts[f'{thing}_bytes'])})"
