@@ -59,6 +59,7 @@ class Terminal:
         self.master, slave = os.openpty()
         settings = termios.tcgetattr(slave)
         settings[3] &= ~termios.ECHO
+        settings[3] |= termios.NOFLSH  # or Linux drops what is on its way out when the terminal takes Ctrl-C
         termios.tcsetattr(slave, termios.TCSANOW, settings)
         self.process = subprocess.Popen(
             [sys.executable, *python, *arguments],
